@@ -1,0 +1,63 @@
+# Everything a developer does. `make` alone lists the targets.
+
+PYTHON ?= python3
+SECONDS_EACH ?= 600
+
+export PYTHON
+export JAVA_HOME := $(CURDIR)/.venv/jvm
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip --quiet --disable-pip-version-check
+SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
+
+.PHONY: help setup run test lint bench fuzz lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+
+setup: .venv/.kernels .venv/jvm/bin/java ## locked dependencies, compiled kernels and Java
+
+run: setup ## show the messages in an example capture
+	.venv/bin/wirelake inspect examples/captures/tour.kobold-3.bin
+
+test: setup build/plain/.done ## all tests, then those of the wire library on plain kernels
+	$(PY) -m pytest -n 2
+	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 tests/wire
+
+lint: setup ## ruff and mypy
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+
+bench: setup build/plain/.done ## frames a second for every dialect
+	$(PY) -m bench.wire --plain --json build/bench/wire.json
+
+fuzz: setup ## every fuzz target for SECONDS_EACH seconds
+	$(PY) fuzz/run.py --seconds $(SECONDS_EACH)
+
+lock: .venv/.packages ## pin what pyproject.toml asks for; UPGRADE=1 takes newer versions
+	.venv/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \
+		--generate-hashes --all-extras --group dev $(if $(UPGRADE),--upgrade) \
+		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
+
+clean: ## remove all that was built, and .venv
+	rm -rf .venv build src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	find src -name '*.so' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.packages: requirements.lock
+	scripts/setup packages
+
+.venv/.project: .venv/.packages pyproject.toml setup.py
+	scripts/setup project
+
+.venv/.kernels: .venv/.project $(filter src/wirelake/wire/%,$(SOURCES))
+	scripts/setup kernels
+
+.venv/jvm/bin/java: | .venv/.packages
+	scripts/setup java
+
+build/plain/.done: .venv/.project $(SOURCES)
+	rm -rf build/plain build/lib
+	WIRELAKE_BUILD=skip $(PIP) install --no-deps --no-build-isolation --target build/plain .
+	touch $@

@@ -1,0 +1,83 @@
+"""Compiles the kernels; everything else about the package is in pyproject.toml.
+
+A kernel is a plain Python module, with or without a .pxd beside it, that also runs uncompiled.
+WIRELAKE_BUILD=require fails where it cannot be compiled, WIRELAKE_BUILD=skip does not try.
+Unset, the kernels are compiled if that is possible and stay plain otherwise.
+"""
+
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+
+from setuptools import Extension, setup
+
+KERNELS = [
+    "wirelake.wire.octets",
+    "wirelake.wire.table",
+    "wirelake.wire.codec",
+    "wirelake.wire.cbor",
+    "wirelake.wire.mfp",
+    "wirelake.wire.boson_text",
+    "wirelake.wire.boson_binary",
+    "wirelake.wire.kobold",
+    "wirelake.wire.tmq",
+    "wirelake.wire.arrow",
+]
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": False,
+    "wraparound": False,
+    "cdivision": True,
+    "initializedcheck": False,
+}
+
+
+def obstacle() -> str | None:
+    """Why kernels cannot be compiled here, if so."""
+    if importlib.util.find_spec("Cython") is None:
+        return "Cython is not installed"
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    include = sysconfig.get_path("include")
+    probe = [*compiler, "-fsyntax-only", f"-I{include}", "-xc", "-"]
+    try:
+        subprocess.run(probe, input=b"#include <Python.h>", capture_output=True, check=True)
+    except OSError:
+        return f"there is no C compiler ({compiler[0]})"
+    except subprocess.CalledProcessError:
+        return f"{compiler[0]} finds no usable Python.h in {include}"
+    return None
+
+
+def kernels() -> list[Extension]:
+    """The extension modules to build, none for a plain build."""
+    wish = os.environ.get("WIRELAKE_BUILD", "")
+    if wish not in ("", "require", "skip"):
+        sys.exit(f"WIRELAKE_BUILD is {wish!r}; it may be 'require' or 'skip'")
+    if wish == "skip":
+        return []
+    if reason := obstacle():
+        if wish == "require":
+            sys.exit(f"wirelake: the kernels cannot be compiled: {reason}")
+        print(f"wirelake: warning: the kernels stay plain Python: {reason}", file=sys.stderr)
+        return []
+
+    from Cython.Build import cythonize  # optional, and found to be there
+
+    extensions = [
+        Extension(name, [f"src/{name.replace('.', '/')}.py"], extra_compile_args=["-O3"])
+        for name in KERNELS
+    ]
+    return cythonize(
+        extensions,
+        build_dir="build/cython",
+        include_path=["src"],
+        compiler_directives=DIRECTIVES,
+        quiet=True,
+    )
+
+
+setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})
