@@ -1,0 +1,38 @@
+"""Writes the captures in examples/captures: what a small fleet might send in every dialect.
+
+.venv/bin/python examples/make_captures.py
+"""
+
+from pathlib import Path
+
+from wirelake import Message
+from wirelake.wire import DIALECTS, FrameTable, encoder
+
+FOLDER = Path(__file__).parent / "captures"
+
+SESSION = [
+    Message(op="handshake", source="thermostat-7", headers={"$connection": "pub"}),
+    Message(op="auth", headers={"$token": "not-shown", "$client": "thermostat-7"}),
+    Message(op="subscribe", address="house/+/target"),
+    Message(address="house/kitchen/temp", payload=b'{"celsius": 21.5}', id="41"),
+    Message(address="house/kitchen/temp", payload=b'{"celsius": 21.7}', id="42", priority=1),
+    Message(op="request", address="time", correlation_id="r1", payload=b"now?"),
+    Message(op="enqueue", address="jobs/defrost", payload=b"\x01\x02\xff", headers={"trace": "a1"}),
+    Message(op="create", address="config/kitchen", payload=b"20"),
+    Message(op="ping"),
+]
+
+
+def main() -> None:
+    """Write one file a dialect, leaving out what it cannot say."""
+    FOLDER.mkdir(exist_ok=True)
+    table = FrameTable()
+    table.fill(SESSION)
+    for dialect in DIALECTS:
+        ending = "txt" if dialect == "boson-text" else "bin"
+        frames = encoder(dialect).encode(table)
+        (FOLDER / f"tour.{dialect}.{ending}").write_bytes(frames)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The one immutable value that crosses the layers, and the names in it.
+
+Batches never hold messages: they are frame tables (`wirelake.wire`). A message is made where a
+person's code asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+
+
+class Op(IntEnum):
+    """What a frame asks for, one name across dialects; 1 to 28 are Kobold's own codes."""
+
+    UNKNOWN = 0
+    PUBLISH = 1
+    SUBSCRIBE = 2
+    UNSUBSCRIBE = 3
+    REQUEST = 4
+    REPLY = 5
+    SERVE = 6
+    UNSERVE = 7
+    ENQUEUE = 8
+    DEQUEUE = 9
+    DELIVER = 10
+    ACK = 11
+    NACK = 12
+    CREATE = 13
+    READ = 14
+    UPDATE = 15
+    DELETE = 16
+    WATCH = 17
+    SET = 18
+    DEL = 19
+    OPEN = 20
+    DATA = 21
+    CLOSE = 22
+    AUTH = 23
+    PING = 24
+    PONG = 25
+    OK = 26
+    ERROR = 27
+    INFO = 28
+    HANDSHAKE = 29
+    HELLO = 30
+    TOPIC = 31
+    DIRECT = 32
+    REDIRECT = 33
+    TERMINATE = 34
+    SERVER = 35
+    OTHER = 36
+    DECLARE = 37
+    REMOVE = 38
+    LIST = 39
+    DEAD = 40
+
+    @property
+    def label(self) -> str:
+        """The name that people, the log and programs see."""
+        return self.name.lower()
+
+
+#: The label of every op, by its code.
+OP_LABELS = tuple(op.label for op in Op)
+
+
+class Flag(IntFlag):
+    """What a frame says beside its fields."""
+
+    ACK = 1  # the sender wants to be told when it is done
+    RESPONSE = 2  # tmq RS
+    FIRST = 4  # tmq FA
+    TEXT = 8  # the sender marked the payload as text
+    IMPLIED = 16  # the address is not in the frame, it follows from the connection
+    MORE = 32  # more messages of the same boson-text sequence follow
+    OVERSIZE = 64  # an mfp body over 1000 bytes: readable, not publishable
+    VERSION_2 = 128  # boson-binary version 2
+
+
+NO_FLAGS = Flag(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message or a control frame; absent is empty or zero, never a made-up value.
+
+    A header whose name begins with `$` is a parameter of the op (`$token`, `$client`, `$rev`,
+    `$wait`, `$count`, `$code`, `$attempt`, `$requeue`, `$timestamp`, `$connection`), all others
+    are the user's.
+    """
+
+    address: str = ""
+    payload: bytes = b""
+    id: str = ""
+    correlation_id: str = ""
+    source: str = ""
+    target: str = ""
+    content_type: int = 0
+    priority: int = 0
+    ttl: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    flags: Flag = NO_FLAGS
+    timestamp: int = 0
+    dialect: str = ""
+    op: str = "publish"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a peer may send, in bytes; enforced while reading (spec: limits and bad input)."""
+
+    message: int = 64 << 20
+    address: int = 255
+    headers: int = 64 << 10
+    sequence: int = 64 << 20

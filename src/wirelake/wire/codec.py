@@ -1,0 +1,154 @@
+"""What every dialect shares: the loop that scans a buffer and the loop that encodes a table.
+
+A dialect is a subclass of each, with one method `frame` that reads or writes one frame.
+
+*Scanning.* The caller owns the bytes: it passes all that it has not yet seen consumed, and keeps
+what `scan` did not consume for the next call. Rows that stand before a fault are delivered first;
+the call after that raises. The only error that bytes can cause is `ProtocolError`.
+
+*Encoding.* A row that the dialect cannot say is left out and counted in `skipped` by reason; the
+caller decides whether anybody is told.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import cython
+
+from wirelake.errors import ProtocolError
+from wirelake.message import Limits
+
+if cython.compiled:
+    from cython.cimports.wirelake.wire.octets import Octets
+    from cython.cimports.wirelake.wire.table import FrameTable
+else:
+    from wirelake.wire.octets import Octets
+    from wirelake.wire.table import FrameTable
+
+#: Why an encoder leaves a row out; the names are the keys of `Encoder.skipped`.
+SKIP_REASONS = ("", "op", "address", "payload", "id", "headers")
+SKIP_OP, SKIP_ADDRESS, SKIP_PAYLOAD, SKIP_ID, SKIP_HEADERS = 1, 2, 3, 4, 5
+
+
+@cython.cclass
+class Scanner:
+    """Bytes of one direction of one connection, to rows of a frame table."""
+
+    def __init__(self, dialect: str, limits: Limits = Limits()) -> None:  # noqa: B008  (immutable)
+        self.dialect = dialect
+        self.limits = limits
+        self.max_message = limits.message
+        self.max_address = limits.address
+        self.max_headers = limits.headers
+        self.offset = 0  # of the first byte not consumed, in the whole stream
+        self.need = 0  # bytes wanted in all before the next call can do more; 0: not known
+        self.again = False  # there is more to be had from bytes already passed
+        self.ended = False
+
+    def scan(self, data: cython.const[cython.uchar][::1], table: FrameTable) -> cython.Py_ssize_t:
+        """Fill `table` with the messages in `data`; return how many bytes they took."""
+        end: cython.Py_ssize_t = len(data)
+        at: cython.Py_ssize_t = 0
+        used: cython.Py_ssize_t
+        p: cython.p_const_uchar
+        if end > 0x7FFFFFFF:
+            raise ValueError("a buffer is at most 2 GiB")
+        table.begin(self, self.dialect, data)
+        self.need = 0
+        self.again = False
+        if cython.compiled:
+            p = cython.address(data[0])
+        else:
+            p = data
+        self.start(table)
+        try:
+            while at < end:
+                if table.count == table.capacity:
+                    self.again = True
+                    break
+                used = self.frame(p, at, end, table)
+                if used == 0:
+                    break
+                at += used
+        except ProtocolError:
+            if table.count == 0:
+                raise
+            self.again = True
+        self.offset += at
+        return at
+
+    def finish(self, data: cython.const[cython.uchar][::1], table: FrameTable) -> int:
+        """`scan` where no byte will follow: what is left over is an error."""
+        self.ended = True
+        used = self.scan(data, table)
+        if used < len(data) and not self.again and table.count == 0:
+            raise self.error(0, f"the stream ends inside a frame, after {len(data) - used} bytes")
+        self.again = self.again or used < len(data)
+        return int(used)
+
+    def start(self, table: FrameTable) -> cython.int:
+        """Put into the side buffer what rows of this call may refer to."""
+        return 0
+
+    def frame(
+        self,
+        p: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        end: cython.Py_ssize_t,
+        table: FrameTable,
+    ) -> cython.Py_ssize_t:
+        """Read the frame at p[at] into rows; return its size, or 0 where it is not complete."""
+        raise TypeError("a dialect defines this")
+
+    def read_headers(self, table: FrameTable) -> None:
+        """Bring the headers of rows marked UNREAD into the one form."""
+
+    def error(self, at: int, reason: str, answer: bytes = b"") -> ProtocolError:
+        """The error for a fault at byte `at` of the current buffer."""
+        return ProtocolError(self.dialect, self.offset + at, reason, answer)
+
+
+@cython.cclass
+class Encoder:
+    """Rows of a frame table, of any dialect, to frames of one."""
+
+    def __init__(self, dialect: str, client: bool = True) -> None:
+        self.dialect = dialect
+        self.client = client  # as a client sends, or as a broker delivers
+        self.skipped: dict[str, int] = {}
+        self.own = False  # the rows being encoded were read from this same dialect
+        self.hops = False  # their ttl is a hop count, not milliseconds (decision 10)
+        self.out = Octets(4096)
+
+    def encode(self, table: FrameTable, rows: Sequence[int] | None = None) -> memoryview:
+        """The rows (all, or these) as one buffer of frames."""
+        k: cython.Py_ssize_t
+        chosen: cython.int[::1]
+        table.read_headers()
+        self.own = table.dialect == self.dialect
+        self.hops = table.dialect.startswith("tmq")
+        if rows is None:
+            for k in range(table.count):
+                self._row(table, k)
+        else:
+            chosen = rows if isinstance(rows, (array, memoryview)) else array("i", rows)
+            for k in range(len(chosen)):
+                if not 0 <= chosen[k] < table.count:
+                    raise IndexError(f"row {chosen[k]} of {table.count}")
+                self._row(table, chosen[k])
+        return self.out.take()
+
+    def _row(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
+        mark: cython.Py_ssize_t = self.out.size
+        status: cython.int = self.frame(table, row)
+        if status:
+            self.out.size = mark
+            reason = SKIP_REASONS[status]
+            self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        return 0
+
+    def frame(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
+        """Append one row as a frame to `out`; return 0, or the reason it cannot be said."""
+        raise TypeError("a dialect defines this")

@@ -1,0 +1,240 @@
+"""Bytes at the level of C: reading integers and text in place, and a buffer that grows.
+
+The functions take a pointer when compiled and any indexable bytes when plain; the caller has
+checked the bounds. Nothing here knows a dialect.
+"""
+
+from __future__ import annotations
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcmp, memcpy
+
+
+def int16(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.int:
+    """Two bytes, big-endian, signed."""
+    value: cython.int = (p[at] << 8) | p[at + 1]
+    return value - 0x10000 if value & 0x8000 else value
+
+
+def uint32(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    """Four bytes, big-endian, unsigned."""
+    high: cython.longlong = (p[at] << 8) | p[at + 1]
+    return (high << 16) | (p[at + 2] << 8) | p[at + 3]
+
+
+def find_crlf(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Where the first CR LF in [at, end) begins, or -1."""
+    while at + 1 < end:
+        if p[at] == 13 and p[at + 1] == 10:
+            return at
+        at += 1
+    return -1
+
+
+def same(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    q: cython.p_const_uchar,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    """Are the n bytes at p[at] those at q?"""
+    if cython.compiled:
+        return memcmp(p + at, q, n) == 0
+    return bytes(p[at : at + n]) == bytes(q[:n])
+
+
+def is_utf8(p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t) -> cython.bint:
+    """Are the n bytes at p[at] well-formed UTF-8? (no surrogates, no overlong forms)"""
+    end: cython.Py_ssize_t = at + n
+    i: cython.Py_ssize_t = at
+    seen: cython.int = 0
+    lead: cython.int
+    follow: cython.int
+    low: cython.int
+    high: cython.int
+    for i in range(at, end):  # nearly all text here is ASCII: one pass that vectorises
+        seen |= p[i]
+    if seen < 0x80:
+        return True
+    i = at
+    while i < end:
+        lead = p[i]
+        i += 1
+        if lead < 0x80:
+            continue
+        low, high = 0x80, 0xBF
+        if 0xC2 <= lead <= 0xDF:
+            follow = 1
+        elif 0xE0 <= lead <= 0xEF:
+            follow = 2
+            if lead == 0xE0:
+                low = 0xA0
+            elif lead == 0xED:
+                high = 0x9F
+        elif 0xF0 <= lead <= 0xF4:
+            follow = 3
+            if lead == 0xF0:
+                low = 0x90
+            elif lead == 0xF4:
+                high = 0x8F
+        else:
+            return False
+        if end - i < follow or p[i] < low or p[i] > high:
+            return False
+        i += 1
+        follow -= 1
+        while follow:
+            if p[i] & 0xC0 != 0x80:
+                return False
+            i += 1
+            follow -= 1
+    return True
+
+
+def decimal(
+    p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+) -> cython.longlong:
+    """The value of n decimal digits, held at some 10^18, or -1 where they are not digits."""
+    value: cython.longlong = 0
+    i: cython.Py_ssize_t
+    if n < 1:
+        return -1
+    for i in range(at, at + n):
+        if p[i] < 48 or p[i] > 57:
+            return -1
+        if value < 100_000_000_000_000_000:
+            value = value * 10 + (p[i] - 48)
+    return value
+
+
+@cython.final
+@cython.cclass
+class Octets:
+    """Bytes that grow at the end; every `put_…` makes its own room."""
+
+    def __init__(self, room: cython.Py_ssize_t = 256) -> None:
+        self._own(room)
+        self.size = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __bytes__(self) -> bytes:
+        return bytes(memoryview(self.owner)[: self.size])
+
+    def _own(self, room: cython.Py_ssize_t) -> cython.int:
+        owner = bytearray(room)
+        self.owner = owner
+        self.room = room
+        self.data = owner
+        return 0
+
+    def take(self) -> memoryview:
+        """What was put, handed over; the buffer starts again, empty."""
+        taken = memoryview(self.owner)[: self.size]
+        # The next batch is likely to be as large as this one.
+        self._own(self.size + 256)
+        self.size = 0
+        return taken
+
+    def reserve(self, more: cython.Py_ssize_t) -> None:
+        """Make room for so many bytes at once."""
+        self.grow(more)
+
+    def grow(self, more: cython.Py_ssize_t) -> cython.int:
+        """Make room for `more` bytes, at least doubling when short of it."""
+        if self.size + more > self.room:
+            kept = self.owner
+            size: cython.Py_ssize_t = self.size
+            self._own(max(2 * self.room, size + more))
+            memoryview(self.owner)[:size] = memoryview(kept)[:size]
+        return 0
+
+    def put_bytes(self, value: bytes) -> None:
+        """Append a bytes object."""
+        self.put(value, 0, len(value))
+
+    def put(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+    ) -> cython.int:
+        """Append the n bytes at p[at]."""
+        if self.size + n > self.room:
+            self.grow(n)
+        if cython.compiled:
+            memcpy(self.data + self.size, p + at, n)
+        else:
+            self.data[self.size : self.size + n] = p[at : at + n]
+        self.size += n
+        return 0
+
+    def put_hex(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+    ) -> cython.int:
+        """Append the n bytes at p[at] as lower-case hexadecimal digits."""
+        i: cython.Py_ssize_t
+        digit: cython.int
+        self.grow(2 * n)
+        for i in range(at, at + n):
+            digit = p[i] >> 4
+            self.data[self.size] = digit + (48 if digit < 10 else 87)
+            digit = p[i] & 15
+            self.data[self.size + 1] = digit + (48 if digit < 10 else 87)
+            self.size += 2
+        return 0
+
+    def put_decimal(self, value: cython.longlong) -> cython.int:
+        """Append a number as decimal text."""
+        rest: cython.longlong = value
+        at: cython.Py_ssize_t
+        if value < 0:
+            # No dialect has a hot path with negative numbers.
+            self.put_bytes(b"%d" % value)
+            return 0
+        self.grow(20)
+        at = self.size + 1
+        while rest >= 10:
+            rest //= 10
+            at += 1
+        self.size = at
+        while value >= 10:
+            at -= 1
+            self.data[at] = 48 + value % 10
+            value //= 10
+        self.data[at - 1] = 48 + value
+        return 0
+
+    def put_uint8(self, value: cython.int) -> cython.int:
+        """Append one byte."""
+        if self.size + 1 > self.room:
+            self.grow(1)
+        self.data[self.size] = value
+        self.size += 1
+        return 0
+
+    def put_uint16(self, value: cython.int) -> cython.int:
+        """Append two bytes, big-endian."""
+        if self.size + 2 > self.room:
+            self.grow(2)
+        self.data[self.size] = (value >> 8) & 255
+        self.data[self.size + 1] = value & 255
+        self.size += 2
+        return 0
+
+    def put_uint32(self, value: cython.longlong) -> cython.int:
+        """Append four bytes, big-endian."""
+        if self.size + 4 > self.room:
+            self.grow(4)
+        self.size += 4
+        return self.set_uint32(self.size - 4, value)
+
+    def set_uint32(self, at: cython.Py_ssize_t, value: cython.longlong) -> cython.int:
+        """Write four bytes, big-endian, over bytes that are there: a length known only later."""
+        self.data[at] = (value >> 24) & 255
+        self.data[at + 1] = (value >> 16) & 255
+        self.data[at + 2] = (value >> 8) & 255
+        self.data[at + 3] = value & 255
+        return 0

@@ -1,0 +1,293 @@
+"""The frame table: what a buffer of frames holds, as columns of integers.
+
+One row a message. A field of a row is a place and a length: `address_at`, `address_len`. A place
+that is not negative lies in the buffer that was scanned (or, for a table made from an Arrow
+batch, in that column's own data); a negative place `at` is byte `-1 - at` of the *side* buffer,
+where everything stands that is not in the frames as such: joined parts, decoded escapes, numbers
+as text, an address set by an earlier frame.
+
+Headers are read twice at most. A scanner checks them and notes where they are (the flag UNREAD);
+`read_headers` then writes them into the side buffer in one form for all dialects: key length and
+value length (four bytes each, big-endian), key, value. A table that is only forwarded never pays
+for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cython
+
+from wirelake.message import OP_LABELS, Flag, Message, Op
+
+if cython.compiled:
+    from cython.cimports.wirelake.wire.octets import Octets, uint32
+else:
+    from wirelake.wire.octets import Octets, uint32
+
+#: Row flag, of the wire's own: the headers are still in their dialect's form.
+UNREAD = 1 << 12
+
+_UNREAD = cython.declare(cython.int, UNREAD)
+_PUBLIC_FLAGS = sum(Flag)
+
+_COLUMNS = (
+    "frame_at", "frame_len", "op", "flags",
+    "address_at", "address_len", "payload_at", "payload_len",
+    "id_at", "id_len", "correlation_at", "correlation_len",
+    "source_at", "source_len", "target_at", "target_len",
+    "headers_at", "headers_len", "content_type", "priority", "ttl",
+)  # fmt: skip
+_OPS = {label: code for code, label in enumerate(OP_LABELS)}
+
+
+@cython.final
+@cython.cclass
+class FrameTable:
+    """Up to `capacity` messages as columns; filled by a scanner, an Arrow batch or messages."""
+
+    def __init__(self, capacity: int = 4096) -> None:
+        if not 0 < capacity <= 1 << 20:
+            raise ValueError("a frame table has room for 1 to 1048576 rows")
+        self.capacity = capacity
+        self.count = 0
+        self.dialect = ""
+        self.raw_ids = False
+        self.mixed = False  # rows have columns that the dialect has not
+        self.side = Octets(1024)
+        self.reader: Any = None
+        self.owners: Any = None
+        cells = memoryview(array("i", [0]) * (capacity * len(_COLUMNS)))
+        self.cells = cells
+        columns = [cells[k * capacity : (k + 1) * capacity] for k in range(len(_COLUMNS))]
+        (
+            self.frame_at, self.frame_len, self.op, self.flags,
+            self.address_at, self.address_len, self.payload_at, self.payload_len,
+            self.id_at, self.id_len, self.correlation_at, self.correlation_len,
+            self.source_at, self.source_len, self.target_at, self.target_len,
+            self.headers_at, self.headers_len, self.content_type, self.priority, self.ttl,
+        ) = columns  # fmt: skip
+        self.sent = array("q", [0]) * capacity
+        self.begin(None, "", b"")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def begin(
+        self, reader: object, dialect: str, data: cython.const[cython.uchar][::1]
+    ) -> cython.int:
+        """Empty the table, for rows whose fields lie in `data`."""
+        p: cython.p_const_uchar
+        if self.mixed or dialect != self.dialect:
+            # A scanner writes only the columns that its dialect has.
+            self.mixed = False
+            memoryview(self.cells).cast("B")[:] = bytes(4 * len(self.cells))
+            memoryview(self.sent).cast("B")[:] = bytes(8 * self.capacity)
+        self.count = 0
+        self.side.size = 0
+        self.dialect = dialect
+        self.reader = reader
+        self.raw_ids = False
+        self.buffer = data
+        self.owners = None
+        if cython.compiled:
+            p = cython.address(data[0])
+        else:
+            p = data
+        self.address_p = p
+        self.payload_p = p
+        self.id_p = p
+        self.correlation_p = p
+        self.source_p = p
+        self.target_p = p
+        return 0
+
+    def release(self) -> None:
+        """Let go of the buffer, so that its owner may change its size; the rows are gone."""
+        self.begin(None, self.dialect, b"")
+
+    def point(self, field: str, data: cython.const[cython.uchar][::1]) -> cython.int:
+        """Let one field's places lie in a buffer of its own."""
+        p: cython.p_const_uchar
+        if cython.compiled:
+            p = cython.address(data[0])
+        else:
+            p = data
+        self.owners = (data, self.owners)
+        if field == "address":
+            self.address_p = p
+        elif field == "payload":
+            self.payload_p = p
+        elif field == "id":
+            self.id_p = p
+        elif field == "correlation_id":
+            self.correlation_p = p
+        elif field == "source":
+            self.source_p = p
+        else:
+            self.target_p = p
+        return 0
+
+    def blank(self, row: cython.Py_ssize_t) -> cython.int:
+        """Make every optional field of a row absent."""
+        self.flags[row] = 0
+        self.address_len[row] = 0
+        self.payload_len[row] = 0
+        self.id_len[row] = 0
+        self.correlation_len[row] = 0
+        self.source_len[row] = 0
+        self.target_len[row] = 0
+        self.headers_len[row] = 0
+        self.content_type[row] = 0
+        self.priority[row] = 0
+        self.ttl[row] = 0
+        return 0
+
+    def side_at(self) -> cython.int:
+        """The place of the next byte that will be put into the side buffer."""
+        if self.side.size > 0x7FFF0000:
+            raise ValueError("a frame table holds at most 2 GiB beside its buffer")
+        return -1 - cython.cast(cython.int, self.side.size)
+
+    def read_headers(self) -> None:
+        """Bring the headers of all rows into the one form."""
+        if self.reader is not None:
+            self.reader.read_headers(self)
+
+    def put(
+        self, out: Octets, p: cython.p_const_uchar, at: cython.int, n: cython.int
+    ) -> cython.int:
+        """Append one field's bytes to `out`; `p` is where its places lie."""
+        if at >= 0:
+            out.put(p, at, n)
+        else:
+            out.put(self.side.data, -1 - at, n)
+        return 0
+
+    def put_id(self, out: Octets, row: cython.Py_ssize_t) -> cython.int:
+        """Append a row's id as text; an mfp uid is 32 hexadecimal digits."""
+        if self.raw_ids and self.id_len[row]:
+            out.put_hex(self.id_p, self.id_at[row], 16)
+        else:
+            self.put(out, self.id_p, self.id_at[row], self.id_len[row])
+        return 0
+
+    # From here on: one object a message, for people's code.
+
+    def _bytes(self, p: cython.p_const_uchar, at: cython.int, n: cython.int) -> bytes:
+        if n == 0:
+            return b""
+        if at < 0:
+            return bytes(self.side.data[-1 - at : n - 1 - at])
+        return bytes(p[at : at + n])
+
+    def frame(self, row: cython.Py_ssize_t) -> memoryview:
+        """The bytes of a row's frame (of its whole sequence part, in boson-text)."""
+        at = self.frame_at[self._row(row)]
+        return memoryview(self.buffer)[at : at + self.frame_len[row]]
+
+    def address(self, row: cython.Py_ssize_t) -> bytes:
+        """A row's address."""
+        self._row(row)
+        return self._bytes(self.address_p, self.address_at[row], self.address_len[row])
+
+    def payload(self, row: cython.Py_ssize_t) -> bytes:
+        """A row's payload."""
+        self._row(row)
+        return self._bytes(self.payload_p, self.payload_at[row], self.payload_len[row])
+
+    def headers(self, row: cython.Py_ssize_t) -> dict[str, str]:
+        """A row's headers."""
+        self._row(row)
+        if self.flags[row] & _UNREAD:
+            self.read_headers()
+        headers = {}
+        at: cython.Py_ssize_t = -1 - self.headers_at[row]
+        end: cython.Py_ssize_t = at + self.headers_len[row]
+        key: cython.Py_ssize_t
+        value: cython.Py_ssize_t
+        while at < end:
+            key = uint32(self.side.data, at)
+            value = uint32(self.side.data, at + 4)
+            at += 8
+            name = bytes(self.side.data[at : at + key]).decode()
+            headers[name] = bytes(self.side.data[at + key : at + key + value]).decode()
+            at += key + value
+        return headers
+
+    def message(self, row: cython.Py_ssize_t, timestamp: int = 0) -> Message:
+        """A row as a message of its own, independent of the buffer."""
+        self._row(row)
+        identity = self._bytes(self.id_p, self.id_at[row], self.id_len[row])
+        return Message(
+            address=self.address(row).decode(),
+            payload=self.payload(row),
+            id=identity.hex() if self.raw_ids else identity.decode(),
+            correlation_id=self._bytes(
+                self.correlation_p, self.correlation_at[row], self.correlation_len[row]
+            ).decode(),
+            source=self._bytes(self.source_p, self.source_at[row], self.source_len[row]).decode(),
+            target=self._bytes(self.target_p, self.target_at[row], self.target_len[row]).decode(),
+            content_type=self.content_type[row],
+            priority=self.priority[row],
+            ttl=self.ttl[row],
+            headers=self.headers(row),
+            flags=Flag(self.flags[row] & _PUBLIC_FLAGS),
+            timestamp=timestamp,
+            dialect=self.dialect,
+            op=OP_LABELS[self.op[row]],
+        )
+
+    def messages(self, timestamp: int = 0) -> Iterator[Message]:
+        """All rows as messages."""
+        return iter([self.message(row, timestamp) for row in range(self.count)])
+
+    def fill(self, messages: Iterable[Message], dialect: str = "") -> None:
+        """Replace all rows by these messages; `dialect` is the one they were read from."""
+        batch = list(messages)
+        if len(batch) > self.capacity:
+            raise ValueError(f"{len(batch)} messages in a table of {self.capacity} rows")
+        self.begin(None, dialect, b"")
+        self.mixed = True
+        row: cython.Py_ssize_t
+        for row, message in enumerate(batch):
+            self.blank(row)
+            self.frame_at[row] = self.frame_len[row] = 0
+            self.sent[row] = 0
+            self.op[row] = _OPS.get(message.op, Op.UNKNOWN)
+            self.flags[row] = message.flags
+            self.content_type[row] = message.content_type
+            self.priority[row] = message.priority
+            self.ttl[row] = message.ttl
+            self.address_at[row], self.address_len[row] = self._keep(message.address)
+            self.payload_at[row], self.payload_len[row] = self._keep(message.payload)
+            self.id_at[row], self.id_len[row] = self._keep(message.id)
+            self.correlation_at[row], self.correlation_len[row] = self._keep(message.correlation_id)
+            self.source_at[row], self.source_len[row] = self._keep(message.source)
+            self.target_at[row], self.target_len[row] = self._keep(message.target)
+            start = self.side_at()
+            for name, value in message.headers.items():
+                self.put_header(name.encode(), value.encode())
+            self.headers_at[row] = start
+            self.headers_len[row] = start - self.side_at()
+        self.count = len(batch)
+
+    def put_header(self, name: bytes, value: bytes) -> None:
+        """Append one header, in the one form, to the side buffer."""
+        self.side.put_uint32(len(name))
+        self.side.put_uint32(len(value))
+        self.side.put_bytes(name)
+        self.side.put_bytes(value)
+
+    def _keep(self, value: Any) -> tuple[int, int]:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        at = self.side_at()
+        self.side.put_bytes(data)
+        return at, len(data)
+
+    def _row(self, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        if not 0 <= row < self.count:
+            raise IndexError(f"row {row} of {self.count}")
+        return row

@@ -1,0 +1,421 @@
+"""TMQ 1.00 and 1.01: `flags, type, ttl, lengths, content type, ids, payload`, from seed 004.
+
+Rules that are not plain from the code:
+- The two versions differ in the payload length only (spec: tmq 2): seven bits an octet in 1.00, one
+  octet or a marker and a wider integer in 1.01. All else of one version survives in the other: an
+  encoder asks whether rows have `hops`, that is, are of either version.
+- A stream that begins with `TMQ/` begins with the handshake (decision 20). Waiting for its eight
+  bytes holds nothing up: no frame is shorter.
+- Ping and pong are constants (spec: tmq 3). Their second byte, FF, is neither flags nor a ttl:
+  their rows have an op and nothing else (decision 19).
+- The target id is the address in channel, delivery and server messages 601 to 620, and the target
+  in all others (decision 9).
+- The ttl is a hop count, so a message of another dialect starts with 16 of them (decision 10).
+- DE of a channel message asks a broker for an acknowledgement on its way in. On its way out it
+  says that the queue wants one (spec: tmq 5), which is the op `deliver`.
+"""
+
+from __future__ import annotations
+
+import cython
+
+from wirelake.message import Flag, Limits, Op
+
+if cython.compiled:
+    from cython.cimports.wirelake.wire.codec import Encoder, Scanner
+    from cython.cimports.wirelake.wire.octets import Octets, is_utf8, uint32
+    from cython.cimports.wirelake.wire.table import FrameTable
+else:
+    from wirelake.wire.codec import Encoder, Scanner
+    from wirelake.wire.octets import Octets, is_utf8, uint32
+    from wirelake.wire.table import FrameTable
+
+from wirelake.wire import codec
+
+#: The handshake of each dialect, and what a broker answers to any other.
+GREETINGS = {"tmq-1.00": b"TMQ/1.00", "tmq-1.01": b"TMQ/1.01"}
+HIGHEST = b"TMQ/1.01"
+
+PING = bytes.fromhex("89ff000000000000")
+PONG = bytes.fromhex("8aff000000000000")
+
+_HOPS = cython.declare(cython.int, 16)
+_MAX_HOPS = cython.declare(cython.int, 63)
+_REFUSED = cython.declare(cython.int, 1)  # the content type of a delivery message that is a nack
+
+_PING_TYPE = cython.declare(cython.int, 0x09)
+_PONG_TYPE = cython.declare(cython.int, 0x0A)
+_SERVER_TYPE = cython.declare(cython.int, 0x10)
+_CHANNEL_TYPE = cython.declare(cython.int, 0x11)
+_DELIVERY_TYPE = cython.declare(cython.int, 0x13)
+_RESPONSE_TYPE = cython.declare(cython.int, 0x14)
+
+_FA = cython.declare(cython.int, 0x80)
+_PR = cython.declare(cython.int, 0x40)
+_RS = cython.declare(cython.int, 0x80)
+_DE = cython.declare(cython.int, 0x40)
+
+_ACK_FLAG = cython.declare(cython.int, Flag.ACK)
+_RESPONSE_FLAG = cython.declare(cython.int, Flag.RESPONSE)
+_FIRST_FLAG = cython.declare(cython.int, Flag.FIRST)
+_UNKNOWN = cython.declare(cython.int, Op.UNKNOWN)
+_PUBLISH = cython.declare(cython.int, Op.PUBLISH)
+_REQUEST = cython.declare(cython.int, Op.REQUEST)
+_REPLY = cython.declare(cython.int, Op.REPLY)
+_ENQUEUE = cython.declare(cython.int, Op.ENQUEUE)
+_DELIVER = cython.declare(cython.int, Op.DELIVER)
+_NACK = cython.declare(cython.int, Op.NACK)
+_PING = cython.declare(cython.int, Op.PING)
+_PONG = cython.declare(cython.int, Op.PONG)
+_ERROR = cython.declare(cython.int, Op.ERROR)
+_HANDSHAKE = cython.declare(cython.int, Op.HANDSHAKE)
+_SERVER = cython.declare(cython.int, Op.SERVER)
+_SKIP_OP = cython.declare(cython.int, codec.SKIP_OP)
+_SKIP_ADDRESS = cython.declare(cython.int, codec.SKIP_ADDRESS)
+_SKIP_ID = cython.declare(cython.int, codec.SKIP_ID)
+
+# The op of each type, and of each content type of a server message.
+_OPS = {
+    0x00: Op.OTHER,
+    0x08: Op.TERMINATE,
+    0x09: Op.PING,
+    0x0A: Op.PONG,
+    0x10: Op.SERVER,
+    0x11: Op.PUBLISH,
+    0x12: Op.DIRECT,
+    0x13: Op.ACK,
+    0x14: Op.REPLY,
+    0x15: Op.REDIRECT,
+}
+_SERVER_OPS = {
+    101: Op.HELLO,
+    202: Op.OK,
+    400: Op.ERROR,
+    401: Op.ERROR,
+    404: Op.ERROR,
+    481: Op.ERROR,
+    503: Op.ERROR,
+    601: Op.SUBSCRIBE,
+    602: Op.UNSUBSCRIBE,
+    610: Op.DECLARE,
+    611: Op.REMOVE,
+    616: Op.LIST,
+    620: Op.DEQUEUE,
+}
+# The way back. An error has many content types: its code tells which, 503 where there is no other.
+_TYPES = {
+    **{op: kind for kind, op in _OPS.items()},
+    **dict.fromkeys(_SERVER_OPS.values(), 0x10),
+    Op.NACK: 0x13,
+}
+_CONTENT_TYPES = {op: number for number, op in _SERVER_OPS.items() if op is not Op.ERROR}
+_ERROR_CONTENT_TYPES = {"bad_request": 400, "unauthorized": 401, "not_found": 404, "exists": 481}
+_OTHER_ERROR = 503
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _has_address(kind: cython.int, content_type: cython.int) -> cython.bint:
+    """Is the target of such a frame an address?"""
+    if kind == _SERVER_TYPE:
+        return 601 <= content_type <= 620
+    return kind in (_CHANNEL_TYPE, _DELIVERY_TYPE)
+
+
+@cython.final
+@cython.cclass
+class TmqScanner(Scanner):
+    """TMQ frames to rows."""
+
+    grouped: cython.bint
+    size: cython.longlong
+
+    def __init__(self, dialect: str = "tmq-1.01", limits: Limits = Limits()) -> None:  # noqa: B008
+        Scanner.__init__(self, dialect, limits)
+        self.grouped = dialect == "tmq-1.00"  # a payload length in groups of seven bits
+        self.size = 0  # the payload length that was read last
+
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def frame(
+        self,
+        p: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        end: cython.Py_ssize_t,
+        table: FrameTable,
+    ) -> cython.Py_ssize_t:
+        kind: cython.int
+        content_type: cython.int
+        width: cython.int
+        flags: cython.int
+        ahead: cython.int
+        has_address: cython.bint
+        row: cython.Py_ssize_t = table.count
+        if at == 0 and self.offset == 0 and self._greets(p, end):
+            return self._handshake(p, end, table)
+        if end - at < 8:
+            self.need = 8
+            return 0
+        kind = p[at] & 63
+        content_type = (p[at + 5] << 8) | p[at + 6]
+        has_address = _has_address(kind, content_type)
+        identity: cython.int = p[at + 2]
+        source: cython.int = p[at + 3]
+        target: cython.int = p[at + 4]
+        if has_address and target > self.max_address:
+            raise self.error(at + 4, f"an address of {target} bytes; at most {self.max_address}")
+        width = self._read_groups(p, at, end) if self.grouped else self._read_size(p, at, end)
+        if width == 0:
+            return 0
+        if self.size > self.max_message:
+            raise self._too_long(at, self.size)
+        ahead = 7 + width + identity + source + target
+        if end - at - ahead < self.size:
+            self.need = ahead + self.size
+            return 0
+        n: cython.int = cython.cast(cython.int, self.size)
+        id_at: cython.int = at + 7 + width
+        source_at: cython.int = id_at + identity
+        target_at: cython.int = source_at + source
+        if identity and not is_utf8(p, id_at, identity):
+            raise self.error(id_at, "a message id that is not UTF-8")
+        if source and not is_utf8(p, source_at, source):
+            raise self.error(source_at, "a source id that is not UTF-8")
+        if target and not is_utf8(p, target_at, target):
+            raise self.error(target_at, "a target id that is not UTF-8")
+        flags = (
+            (_FIRST_FLAG if p[at] & _FA else 0)
+            | (_RESPONSE_FLAG if p[at + 1] & _RS else 0)
+            | (_ACK_FLAG if p[at + 1] & _DE else 0)
+        )
+        table.frame_at[row] = at
+        table.frame_len[row] = ahead + n
+        table.op[row] = _PUBLISH if kind == _CHANNEL_TYPE else self._op(kind, content_type)
+        table.flags[row] = flags
+        table.priority[row] = 1 if p[at] & _PR else 0
+        table.ttl[row] = p[at + 1] & _MAX_HOPS
+        table.content_type[row] = content_type
+        table.headers_len[row] = 0
+        table.id_at[row] = table.correlation_at[row] = id_at
+        table.id_len[row] = identity
+        if kind == _RESPONSE_TYPE or (kind == _CHANNEL_TYPE and flags & _RESPONSE_FLAG):
+            table.correlation_len[row] = identity
+        else:
+            table.correlation_len[row] = 0
+        table.source_at[row] = source_at
+        table.source_len[row] = source
+        table.address_at[row] = table.target_at[row] = target_at
+        table.address_len[row] = target if has_address else 0
+        table.target_len[row] = 0 if has_address else target
+        table.payload_at[row] = at + ahead
+        table.payload_len[row] = n
+        if kind in (_PING_TYPE, _PONG_TYPE):
+            table.blank(row)
+        table.count = row + 1
+        return ahead + n
+
+    @cython.cfunc
+    def _op(self, kind: cython.int, content_type: cython.int) -> cython.int:
+        if kind == _SERVER_TYPE:
+            return _SERVER_OPS.get(content_type, _SERVER)
+        if kind == _DELIVERY_TYPE and content_type == _REFUSED:
+            return _NACK
+        return _OPS.get(kind, _UNKNOWN)
+
+    @cython.cfunc
+    def _read_groups(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+    ) -> cython.int:
+        """Set `size`, version 1.00; return how many octets it took, 0 where some are missing."""
+        width: cython.int = 0
+        octet: cython.longlong
+        size: cython.longlong = 0
+        while True:
+            if at + 7 + width == end:
+                self.need = 8 + width
+                return 0
+            octet = p[at + 7 + width]
+            size |= (octet & 127) << (7 * width)
+            width += 1
+            if octet < 128:
+                break
+            if width == 9:
+                raise self.error(at + 7, "a payload length of more than 9 octets")
+        if octet == 0 and width > 1:
+            raise self.error(at + 7, "a payload length that is not in its shortest form")
+        self.size = size
+        return width
+
+    @cython.cfunc
+    def _read_size(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+    ) -> cython.int:
+        """Set `size`, version 1.01; return how many octets it took, 0 where some are missing."""
+        more: cython.int
+        if p[at + 7] < 253:
+            self.size = p[at + 7]
+            return 1
+        more = 2 << (p[at + 7] - 253)
+        if end - at < 8 + more:
+            self.need = 8 + more
+            return 0
+        if more == 2:
+            self.size = (p[at + 8] << 8) | p[at + 9]
+        elif more == 4:
+            self.size = uint32(p, at + 8)
+        elif p[at + 8] < 128:
+            self.size = (uint32(p, at + 8) << 32) | uint32(p, at + 12)
+        else:  # beyond the 63 bits of `size`
+            raise self._too_long(at, int.from_bytes(bytes(p[at + 8 : at + 16]), "big"))
+        return 1 + more
+
+    def _too_long(self, at: int, size: int) -> Exception:
+        return self.error(at + 7, f"a payload length of {size}; at most {self.max_message}")
+
+    @cython.cfunc
+    def _greets(self, p: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint:
+        """Can what the stream begins with be the handshake?"""
+        return b"TMQ/".startswith(bytes(p[0 : min(end, 4)]))
+
+    @cython.cfunc
+    def _handshake(
+        self, p: cython.p_const_uchar, end: cython.Py_ssize_t, table: FrameTable
+    ) -> cython.Py_ssize_t:
+        if end < 8:
+            self.need = 8
+            return 0
+        greeting = bytes(p[0:8])
+        if greeting != GREETINGS[self.dialect]:
+            version = greeting[4:].decode("latin-1")
+            if greeting not in GREETINGS.values():
+                raise self.error(4, f"TMQ version {version!a} is not known", HIGHEST)
+            raise self.error(4, f"this is TMQ {version}, not {self.dialect.removeprefix('tmq-')}")
+        table.blank(0)
+        table.frame_at[0] = 0
+        table.frame_len[0] = 8
+        table.op[0] = _HANDSHAKE
+        table.count = 1
+        return 8
+
+
+@cython.final
+@cython.cclass
+class TmqEncoder(Encoder):
+    """Rows to TMQ frames."""
+
+    grouped: cython.bint
+    begun: cython.bint
+
+    def __init__(self, dialect: str = "tmq-1.01", client: bool = True) -> None:
+        Encoder.__init__(self, dialect, client)
+        self.grouped = dialect == "tmq-1.00"
+        self.begun = False  # something was written, so a handshake has no place any more
+
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def frame(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
+        op: cython.int = table.op[row]
+        out: Octets = self.out
+        kind: cython.int = _CHANNEL_TYPE
+        content_type: cython.int = table.content_type[row]
+        ttl: cython.int = table.ttl[row] if self.hops else _HOPS
+        response: cython.bint = table.flags[row] & _RESPONSE_FLAG
+        delivery: cython.bint = table.flags[row] & _ACK_FLAG
+        if op in (_PUBLISH, _ENQUEUE, _REQUEST):
+            response = response or op == _REQUEST
+            delivery = delivery and self.client
+        elif op == _DELIVER:
+            delivery = True
+        elif op in (_PING, _PONG, _HANDSHAKE):
+            if op == _HANDSHAKE and self.begun:
+                return _SKIP_OP  # later in a stream nobody would take it for one
+            out.put_bytes(PING if op == _PING else PONG if op == _PONG else GREETINGS[self.dialect])
+            self.begun = True
+            return 0
+        else:
+            kind = _TYPES.get(op, -1)
+            if kind < 0:
+                return _SKIP_OP
+            if kind == _SERVER_TYPE:
+                content_type = self._content_type(table, row)
+                if not self.hops:  # an answer is wanted, and a server message has it by RS
+                    response = delivery
+                    delivery = False
+            elif op == _NACK:
+                content_type = _REFUSED
+
+        id_p: cython.p_const_uchar = table.id_p
+        id_at: cython.int = table.id_at[row]
+        id_len: cython.int = table.id_len[row]
+        raw_id: cython.bint = table.raw_ids and id_len > 0
+        if op in (_REQUEST, _REPLY) and table.correlation_len[row]:
+            id_p = table.correlation_p
+            id_at = table.correlation_at[row]
+            id_len = table.correlation_len[row]
+            raw_id = False
+        elif raw_id:
+            id_len = 32
+        target_p: cython.p_const_uchar = table.target_p
+        target_at: cython.int = table.target_at[row]
+        target_len: cython.int = table.target_len[row]
+        if _has_address(kind, content_type):
+            target_p = table.address_p
+            target_at = table.address_at[row]
+            target_len = table.address_len[row]
+            if target_len > 255:
+                return _SKIP_ADDRESS
+        source_len: cython.int = table.source_len[row]
+        if id_len > 255 or source_len > 255 or target_len > 255:
+            return _SKIP_ID
+        self.begun = True
+
+        out.put_uint8(
+            kind
+            | (_FA if table.flags[row] & _FIRST_FLAG else 0)
+            | (_PR if table.priority[row] else 0)
+        )
+        out.put_uint8(
+            max(0, min(ttl, _MAX_HOPS)) | (_RS if response else 0) | (_DE if delivery else 0)
+        )
+        out.put_uint8(id_len)
+        out.put_uint8(source_len)
+        out.put_uint8(target_len)
+        out.put_uint16(content_type)
+        self._put_size(table.payload_len[row])
+        if raw_id:
+            table.put_id(out, row)
+        elif id_len:
+            table.put(out, id_p, id_at, id_len)
+        if source_len:
+            table.put(out, table.source_p, table.source_at[row], source_len)
+        if target_len:
+            table.put(out, target_p, target_at, target_len)
+        return table.put(out, table.payload_p, table.payload_at[row], table.payload_len[row])
+
+    @cython.cfunc
+    def _content_type(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
+        """What a server message asks or says."""
+        op: cython.int = table.op[row]
+        content_type: cython.int = table.content_type[row]
+        if op != _ERROR:
+            return _CONTENT_TYPES.get(op, content_type)
+        if _SERVER_OPS.get(content_type) == _ERROR:
+            return content_type
+        return _ERROR_CONTENT_TYPES.get(table.headers(row).get("$code", ""), _OTHER_ERROR)
+
+    @cython.cfunc
+    def _put_size(self, size: cython.int) -> cython.int:
+        """The payload length, in its shortest form."""
+        out: Octets = self.out
+        if self.grouped:
+            while size > 127:
+                out.put_uint8(128 | (size & 127))
+                size >>= 7
+            return out.put_uint8(size)
+        if size < 253:
+            return out.put_uint8(size)
+        if size < 0x10000:
+            out.put_uint8(253)
+            return out.put_uint16(size)
+        out.put_uint8(254)
+        return out.put_uint32(size)
