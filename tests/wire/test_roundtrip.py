@@ -1,0 +1,157 @@
+"""What a dialect can say comes back as it was said, however the bytes are cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.wire.reading import chunks, cut, read, single_bytes, write
+from tests.wire.strategies import cuts, few_examples, messages, mfp_publishes
+from wirelake.message import Flag, Message
+from wirelake.wire import DIALECTS, FrameTable, encoder
+
+every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
+
+
+def comes_back(batch: list[Message], dialect: str, places: list[int]) -> None:
+    """Assert that messages survive being written in their own dialect and read again."""
+    frames = write(batch, dialect, source=dialect)
+    reading = read(dialect, cut(frames, places))
+    assert reading.fault is None
+    # Where an mfp client sends to another address it says so first, in a frame of its own.
+    assert [message for message in reading.messages if message.op != "topic"] == batch
+
+
+@every_dialect
+@given(data=st.data(), places=cuts)
+def test_a_message_comes_back(dialect: str, data: st.DataObject, places: list[int]) -> None:
+    comes_back([data.draw(messages(dialect))], dialect, places)
+
+
+@every_dialect
+@given(data=st.data(), places=cuts)
+def test_a_batch_comes_back(dialect: str, data: st.DataObject, places: list[int]) -> None:
+    comes_back(data.draw(st.lists(messages(dialect), max_size=8)), dialect, places)
+
+
+@every_dialect
+@few_examples
+@given(data=st.data(), size=st.integers(50, 3000))
+def test_a_long_stream_comes_back(dialect: str, data: st.DataObject, size: int) -> None:
+    batch = data.draw(st.lists(messages(dialect), min_size=1, max_size=3)) * 100
+    frames = write(batch, dialect, source=dialect)
+    reading = read(dialect, chunks(frames, size), capacity=37)
+    assert reading.fault is None
+    assert [message for message in reading.messages if message.op != "topic"] == batch
+
+
+@every_dialect
+@given(data=st.data())
+def test_a_scanned_table_is_encoded_to_the_bytes_it_was_scanned_from(
+    dialect: str, data: st.DataObject
+) -> None:
+    frames = write(data.draw(st.lists(messages(dialect), max_size=5)), dialect, source=dialect)
+    back = encoder(dialect)
+    assert read(dialect, [frames], encode=back).encoded == frames
+    assert back.skipped == {}
+    assert read(dialect, single_bytes(frames), encode=encoder(dialect)).encoded == frames
+
+
+@every_dialect
+@given(data=st.data())
+def test_chosen_rows_are_encoded_in_the_chosen_order(dialect: str, data: st.DataObject) -> None:
+    batch = data.draw(st.lists(messages(dialect), min_size=1, max_size=5))
+    rows = data.draw(st.lists(st.integers(0, len(batch) - 1), max_size=8))
+    table = FrameTable(8)
+    table.fill(batch, dialect)
+    frames = bytes(encoder(dialect).encode(table, rows))
+    assert frames == write([batch[row] for row in rows], dialect, source=dialect)
+
+
+@every_dialect
+@given(data=st.data())
+def test_a_table_forgets_what_it_held_before(dialect: str, data: st.DataObject) -> None:
+    batch = data.draw(st.lists(messages(dialect), min_size=1, max_size=3))
+    other = data.draw(st.sampled_from(DIALECTS))
+    before = data.draw(st.lists(messages(other), min_size=3, max_size=3))
+    fresh, used = FrameTable(3), FrameTable(3)
+    used.fill(before, data.draw(st.sampled_from([other, dialect])))
+    fresh.fill(batch, dialect)
+    used.fill(batch, dialect)
+    assert list(used.messages()) == list(fresh.messages())
+    assert bytes(encoder(dialect).encode(used)) == bytes(encoder(dialect).encode(fresh))
+
+
+@given(st.lists(mfp_publishes(st.sampled_from(["", "a", "b/c"])), max_size=8), cuts)
+def test_an_mfp_client_sets_the_topic_only_when_it_changes(
+    batch: list[Message], places: list[int]
+) -> None:
+    expected: list[str] = []
+    topic = ""
+    for message in batch:
+        if message.address != topic:
+            topic = message.address
+            expected.append(f"topic {topic}")
+        expected.append(f"publish {topic}")
+    reading = read("mfp-1", cut(write(batch, "mfp-1", source="mfp-1"), places))
+    assert [f"{message.op} {message.address}" for message in reading.messages] == expected
+
+
+def test_an_mfp_broker_sets_no_topic_and_asks_for_no_acknowledgement() -> None:
+    uid = "0123456789abcdef" * 2
+    batch = [Message(address="a", id=uid, payload=b"x", flags=Flag.ACK | Flag.TEXT)]
+    (message,) = read("mfp-1", [write(batch, "mfp-1", source="mfp-1", client=False)]).messages
+    assert message == Message(id=uid, payload=b"x", flags=Flag.TEXT, dialect="mfp-1")
+
+
+@pytest.mark.parametrize("dialect", ["kobold-1", "kobold-2", "kobold-3", "boson-binary"])
+def test_a_broker_does_not_pass_on_that_a_publisher_wanted_an_answer(dialect: str) -> None:
+    batch = [Message(address="a", flags=Flag.ACK), Message(op="deliver", flags=Flag.ACK)]
+    reading = read(dialect, [write(batch, dialect, source=dialect, client=False)])
+    assert [Flag.ACK in message.flags for message in reading.messages] == [False, True]
+
+
+@pytest.mark.parametrize("dialect", ["tmq-1.00", "tmq-1.01"])
+def test_a_tmq_broker_asks_for_an_acknowledgement_where_the_queue_wants_one(dialect: str) -> None:
+    batch = [
+        Message(address="a", flags=Flag.ACK | Flag.FIRST, ttl=5),
+        Message(op="deliver", address="a", id="m-1", ttl=5),
+    ]
+    reading = read(dialect, [write(batch, dialect, source=dialect, client=False)])
+    assert [(m.op, m.flags, m.ttl) for m in reading.messages] == [
+        ("publish", Flag.FIRST, 5),
+        ("publish", Flag.ACK, 5),
+    ]
+
+
+@given(cuts)
+def test_a_boson_topic_holds_for_the_messages_after_it(places: list[int]) -> None:
+    stream = b"1|0||a3|0|$topic|b/c1|0||d1|0|e|f2|m||gh1|m||i0|00|0|$topic|1|0||j"
+    reading = read("boson-text", cut(stream, places))
+    assert reading.fault is None
+    assert [(m.op, m.address, m.payload) for m in reading.messages] == [
+        ("publish", "boson", b"a"),
+        ("topic", "b/c", b""),
+        ("publish", "b/c", b"d"),
+        ("publish", "e", b"f"),
+        ("publish", "b/c", b"ghi"),
+        ("topic", "", b""),
+        ("publish", "boson", b"j"),
+    ]
+
+
+@pytest.mark.parametrize("dialect", ["kobold-1", "kobold-2", "kobold-3"])
+@given(data=st.data(), places=cuts)
+def test_a_kobold_connection_is_answered_in_kind(
+    dialect: str, data: st.DataObject, places: list[int]
+) -> None:
+    batch = data.draw(st.lists(messages(dialect), min_size=1, max_size=3))
+    table = FrameTable(3)
+    table.fill(batch, dialect)
+    inclusive = encoder(dialect)
+    inclusive.inclusive = True  # type: ignore[attr-defined]
+    frames = bytes(inclusive.encode(table))
+    assert int.from_bytes(frames[:4], "big") == len(write(batch[:1], dialect, source=dialect))
+    reading = read(dialect, cut(frames, places), encode=inclusive)
+    assert reading.scanner.inclusive  # type: ignore[attr-defined]
+    assert reading.messages == batch
+    assert reading.encoded == frames
