@@ -1,0 +1,309 @@
+"""Frames a second of the wire library, on one core: `python -m bench.wire`.
+
+A block is 256 KiB of whole frames with 128-byte payloads and 10-byte addresses, of one dialect.
+Measured for each: scan, scan to Arrow, encode (from a scanned table), and translation (scan and
+encode, as a broker delivers) to the seven other dialects; and beside them one memcpy of the block.
+
+The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
+`--plain` runs the same on the uncompiled kernels in build/plain, `--all-pairs` shows every
+translation, `--write-docs` puts the table into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from wirelake.message import Message
+from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
+from wirelake.wire.arrow import to_arrow
+
+ROOT = Path(__file__).parent.parent
+BLOCK = 256 << 10
+PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
+WITHOUT_IDS = ("boson-text",)
+ALWAYS_IDS = ("mfp-1",)
+
+#: Million frames a second that are wanted.
+WANTED = {"scan": 10.0, "arrow": 3.0, "slowest": 2.0}
+WANTED_CBOR_SCAN = 3.0
+
+TURN = 0.004  # seconds that one turn of one measurement takes, at least
+
+
+@dataclass
+class Case:
+    """One dialect, with or without message ids, and its block."""
+
+    dialect: str
+    ids: bool
+    block: bytes = b""
+    frames: int = 0
+    rates: dict[str, float] = field(default_factory=dict)  # frames a second, by measurement
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"{self.dialect}, ids" if self.ids else self.dialect
+
+    def build(self) -> None:
+        """Fill the block with frames of our own encoder."""
+        batch = [
+            Message(
+                address="sensors/12" if self.dialect == "mfp-1" else f"sensors/{k % 90 + 10}",
+                payload=PAYLOAD,
+                id=f"{k:032x}" if self.dialect == "mfp-1" else f"{k:08}" if self.ids else "",
+            )
+            for k in range(BLOCK // len(PAYLOAD))
+        ]
+        table = FrameTable(len(batch))
+        table.fill(batch, self.dialect)
+        encode = encoder(self.dialect).encode
+        frames, size = [], 0
+        for row in range(len(batch)):
+            frame = bytes(encode(table, [row]))
+            if size + len(frame) > BLOCK:
+                break
+            frames.append(frame)
+            size += len(frame)
+        self.block, self.frames = b"".join(frames), len(frames)
+
+    def measurements(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What to time, by name."""
+        block, table, target = self.block, FrameTable(), bytearray(len(self.block))
+
+        def scan() -> FrameTable:
+            reader = scanner(self.dialect)
+            if reader.scan(block, table) != len(block):
+                raise RuntimeError(f"{self.name}: the block was not scanned whole")
+            return table
+
+        def memcpy() -> None:
+            target[:] = block
+
+        scanned = FrameTable()
+        scanner(self.dialect).scan(block, scanned)
+        own = encoder(self.dialect)
+        yield "memcpy", memcpy
+        yield "scan", scan
+        yield "arrow", lambda: to_arrow(scan())
+        yield "encode", lambda: own.encode(scanned)
+        for name in DIALECTS:
+            if name != self.dialect:
+                other = encoder(name, client=False)
+                yield f"to {name}", lambda other=other: other.encode(scan())  # type: ignore[misc]
+
+    def summarise(self) -> None:
+        """Add the slowest and the median translation."""
+        pairs = self.translations()
+        self.rates["slowest"] = min(pairs.values())
+        self.rates["median"] = statistics.median(pairs.values())
+
+    def translations(self) -> dict[str, float]:
+        """The rate of each translation, by its target."""
+        named = {name.removeprefix("to "): rate for name, rate in self.rates.items()}
+        return {name: named[name] for name in DIALECTS if name in named}
+
+
+def measure(cases: list[Case], seconds: float, console: Console) -> None:
+    """Time everything in turns, `seconds` for each measurement in all."""
+    turns: list[tuple[Case, str, Callable[[], object], int]] = []
+    for case in cases:
+        case.build()
+        for name, call in case.measurements():
+            call()  # warm
+            turns.append((case, name, call, math.ceil(TURN / _time(call, 1))))
+    rounds = max(3, round(seconds / TURN))
+    for _ in track(range(rounds), "measuring", console=console, transient=True):
+        for case, name, call, repeats in turns:
+            rate = case.frames * repeats / _time(call, repeats)
+            case.rates[name] = max(rate, case.rates.get(name, 0.0))
+    for case in cases:
+        case.summarise()
+
+
+def _time(call: Callable[[], object], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return time.perf_counter() - start
+
+
+def measure_plain(dialects: list[str], seconds: float) -> dict[str, dict[str, float]]:
+    """The same in a process that runs the uncompiled kernels; rates by case."""
+    plain = ROOT / "build" / "plain"
+    if not plain.is_dir():
+        sys.exit("there is no plain build: make build/plain/.done")
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "bench.wire", "--json", file.name]
+        command += ["--seconds", str(seconds)]
+        for dialect in dialects:
+            command += ["--dialect", dialect]
+        environment = {**os.environ, "PYTHONPATH": str(plain)}
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        results = json.loads(Path(file.name).read_bytes())
+    if results["compiled"]:
+        sys.exit("build/plain has compiled kernels")
+    return {case["name"]: case["rates"] for case in results["cases"]}
+
+
+def machine() -> str:
+    """What this was measured on, in a line."""
+    cpu = platform.machine()
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(": ")[2]
+            break
+    compiler = f"Cython {metadata.version('cython')}, {sysconfig.get_config_var('CC')} -O3"
+    return (
+        f"{cpu}, {os.cpu_count()} cores; {platform.python_implementation()} "
+        f"{platform.python_version()}; {compiler if COMPILED else 'plain kernels'}"
+    )
+
+
+def wanted(case: Case, name: str) -> float:
+    """Million frames a second wanted of a measurement; 0 where nothing is."""
+    if name == "scan" and case.dialect in ("kobold-2", "kobold-3"):
+        return WANTED_CBOR_SCAN
+    return WANTED.get(name, 0.0)
+
+
+COLUMNS = {
+    "scan": "scan",
+    "arrow": "scan to Arrow",
+    "encode": "encode",
+    "slowest": "translation, slowest",
+    "median": "translation, median",
+    "memcpy": "memcpy",
+}
+
+
+def rows(cases: list[Case], plain: dict[str, dict[str, float]]) -> Iterator[list[str]]:
+    """The table's cells, as text: million frames a second, and beside them the plain build's."""
+    for case in cases:
+        cells = [case.name, f"{len(case.block) / case.frames:.0f}"]
+        for name in COLUMNS:
+            rate = case.rates[name] / 1e6
+            text = f"{rate:.1f}"
+            if COMPILED and (goal := wanted(case, name)):
+                text += " ✓" if rate >= goal else f" ✗ {goal:.0f}"
+            if name == "memcpy":
+                text += f" ({rate * len(case.block) / case.frames / 1e3:.1f} GB/s)"
+            elif case.name in plain:
+                text += f" ({plain[case.name][name] / 1e6:.3f})"
+            cells.append(text)
+        slowest = min(case.translations().items(), key=lambda item: item[1])[0]
+        cells.append(slowest)
+        cells.append(f"{case.rates['memcpy'] / case.rates['scan']:.1f}")
+        yield cells
+
+
+HEADINGS = ["dialect", "bytes a frame", *COLUMNS.values(), "slowest target", "scan, in memcpys"]
+LEGEND = "million frames a second, one core (plain kernels in brackets); ✓ as wanted, ✗ below"
+
+
+def show(console: Console, cases: list[Case], plain: dict[str, dict[str, float]]) -> None:
+    """The one table."""
+    table = Table(title=LEGEND, caption=machine(), title_justify="left", caption_justify="left")
+    for heading in HEADINGS:
+        table.add_column(heading, justify="left" if heading == "dialect" else "right")
+    for cells in rows(cases, plain):
+        table.add_row(*cells)
+    console.print(table)
+
+
+def show_pairs(console: Console, cases: list[Case]) -> None:
+    """Every translation: from the rows' dialect to the columns'."""
+    table = Table("from \\ to", *DIALECTS, title="translation, million frames a second")
+    for case in cases:
+        pairs = case.translations()
+        cells = (f"{pairs[name] / 1e6:.1f}" if name in pairs else "-" for name in DIALECTS)
+        table.add_row(case.name, *cells)
+    console.print(table)
+
+
+def as_markdown(cases: list[Case], plain: dict[str, dict[str, float]]) -> str:
+    """The page docs/benchmarks.md."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
+    lines += ["| " + " | ".join(cells) + " |" for cells in rows(cases, plain)]
+    return (
+        "# Benchmarks\n\nWritten by `python -m bench.wire --plain --write-docs`; "
+        f"`bench/wire.py` says what is measured.\n\n{LEGEND[0].upper()}{LEGEND[1:]}.\n\n"
+        + "\n".join(lines)
+        + f"\n\n{machine()}; {today}.\n"
+    )
+
+
+def as_json(cases: list[Case], plain: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """All that was measured, rates in frames a second."""
+    return {
+        "machine": machine(),
+        "compiled": COMPILED,
+        "payload": len(PAYLOAD),
+        "cases": [
+            {
+                "name": case.name,
+                "dialect": case.dialect,
+                "frames": case.frames,
+                "bytes": len(case.block),
+                "rates": case.rates,
+                "plain": plain.get(case.name, {}),
+            }
+            for case in cases
+        ],
+    }
+
+
+def main() -> None:
+    """Parse the arguments, measure, show."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each measurement (0.3)")
+    parser.add_argument("--dialect", action="append", choices=DIALECTS, help="only this one")
+    parser.add_argument("--plain", action="store_true", help="beside the plain build")
+    parser.add_argument("--all-pairs", action="store_true", help="show every translation")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rates")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    dialects = options.dialect or list(DIALECTS)
+    cases = [
+        Case(dialect, ids)
+        for dialect in dialects
+        for ids in (False, True)
+        if not (ids and dialect in WITHOUT_IDS) and not (not ids and dialect in ALWAYS_IDS)
+    ]
+    measure(cases, options.seconds, console)
+    plain = measure_plain(dialects, options.seconds / 10) if options.plain else {}
+    show(console, cases, plain)
+    if options.all_pairs:
+        show_pairs(console, cases)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(as_json(cases, plain), indent=1), encoding="utf-8")
+    if options.write_docs:
+        page = as_markdown(cases, plain)
+        (ROOT / "docs" / "benchmarks.md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
