@@ -23,6 +23,7 @@ KERNELS = [
     "wirelake.wire.boson_text",
     "wirelake.wire.boson_binary",
     "wirelake.wire.kobold",
+    "wirelake.wire.kobold_encoder",
     "wirelake.wire.tmq",
     "wirelake.wire.arrow",
 ]

@@ -602,7 +602,7 @@ def test_a_scanner_says_how_many_bytes_it_needs(dialect: str) -> None:
     assert scan.need == 0
 
 
-# Kobold's first frame (decision 15)
+# Kobold's first frame (decision 16)
 
 
 def first_frame(dialect: str) -> tuple[Scanner, bytes, FrameTable]:

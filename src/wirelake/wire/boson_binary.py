@@ -495,7 +495,7 @@ class BosonBinaryEncoder(Encoder):
     def _put_headers(
         self, table: FrameTable, row: cython.Py_ssize_t, flags: cython.bint
     ) -> cython.int:
-        """The headers that are flags, or those that are the user's (decision 23)."""
+        """The headers that are flags, or those that are the user's (decision 27)."""
         out: Octets = self.out
         p: cython.p_const_uchar = table.side.data
         at: cython.Py_ssize_t = -1 - table.headers_at[row]

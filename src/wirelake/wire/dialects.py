@@ -8,7 +8,8 @@ from wirelake.message import Limits
 from wirelake.wire.boson_binary import BosonBinaryEncoder, BosonBinaryScanner
 from wirelake.wire.boson_text import BosonTextEncoder, BosonTextScanner
 from wirelake.wire.codec import Encoder, Scanner
-from wirelake.wire.kobold import KoboldEncoder, KoboldScanner
+from wirelake.wire.kobold import KoboldScanner
+from wirelake.wire.kobold_encoder import KoboldEncoder
 from wirelake.wire.mfp import MfpEncoder, MfpScanner
 from wirelake.wire.tmq import TmqEncoder, TmqScanner
 

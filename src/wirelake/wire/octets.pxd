@@ -4,6 +4,7 @@ cdef Py_ssize_t find_crlf(const unsigned char *p, Py_ssize_t at, Py_ssize_t end)
 cdef bint same(const unsigned char *p, Py_ssize_t at, const unsigned char *q, Py_ssize_t n) noexcept
 cdef bint is_utf8(const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
 cdef long long decimal(const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
+cdef int find_name(long long[::1] packed, const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
 
 cdef class Octets:
     cdef object owner

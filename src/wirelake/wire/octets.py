@@ -6,6 +6,9 @@ checked the bounds. Nothing here knows a dialect.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+
 import cython
 
 if cython.compiled:
@@ -109,6 +112,30 @@ def decimal(
         if value < 100_000_000_000_000_000:
             value = value * 10 + (p[i] - 48)
     return value
+
+
+def pack_names(names: Sequence[str]) -> array[int]:
+    """A table for `find_name`: names of up to seven letters, as integers."""
+    return array("q", [int.from_bytes(name.encode(), "big") for name in names])
+
+
+def find_name(
+    packed: cython.longlong[::1],
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.int:
+    """The index of the n bytes at p[at] in a packed table, or 0, which is for no name."""
+    name: cython.longlong = 0
+    i: cython.Py_ssize_t
+    if n > 7:
+        return 0
+    for i in range(at, at + n):
+        name = (name << 8) | p[i]
+    for i in range(1, len(packed)):
+        if packed[i] == name:
+            return i
+    return 0
 
 
 @cython.final

@@ -4,10 +4,10 @@ Rules that are not plain from the code:
 - The two versions differ in the payload length only (spec: tmq 2): seven bits an octet in 1.00, one
   octet or a marker and a wider integer in 1.01. All else of one version survives in the other: an
   encoder asks whether rows have `hops`, that is, are of either version.
-- A stream that begins with `TMQ/` begins with the handshake (decision 20). Waiting for its eight
+- A stream that begins with `TMQ/` begins with the handshake (decision 24). Waiting for its eight
   bytes holds nothing up: no frame is shorter.
 - Ping and pong are constants (spec: tmq 3). Their second byte, FF, is neither flags nor a ttl:
-  their rows have an op and nothing else (decision 19).
+  their rows have an op and nothing else (decision 23).
 - The target id is the address in channel, delivery and server messages 601 to 620, and the target
   in all others (decision 9).
 - The ttl is a hop count, so a message of another dialect starts with 16 of them (decision 10).
