@@ -36,6 +36,7 @@ TARGETS = (
 
 MAX_INPUT = 2048
 MAX_SEED = 400
+INTERRUPTED = 72  # libFuzzer's exit code after a signal
 
 _PULSE = re.compile(r"^#(\d+)\s+.* corp: (\d+)/")
 
@@ -69,7 +70,7 @@ class Run:
         """In one word."""
         if self.code is None:
             return "running" if self.started else "waiting"
-        return "no finding" if self.code == 0 else "FINDING"
+        return {0: "no finding", INTERRUPTED: "interrupted"}.get(self.code, "FINDING")
 
     def fuzz(self, limit: str) -> None:
         """Run the target to its limit, `-max_total_time=…` or `-runs=…`, or to a finding."""

@@ -205,6 +205,7 @@ class KoboldScanner(Scanner):
         return stop - at
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _decide(
         self,
         p: cython.p_const_uchar,
@@ -253,6 +254,7 @@ class KoboldScanner(Scanner):
     # Protocols 1 and 3
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _text_frame(
         self,
         p: cython.p_const_uchar,
@@ -297,6 +299,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _line(
         self,
         p: cython.p_const_uchar,
@@ -314,6 +317,7 @@ class KoboldScanner(Scanner):
         return close
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _topic(
         self,
         p: cython.p_const_uchar,
@@ -331,6 +335,7 @@ class KoboldScanner(Scanner):
         return close + 2
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _pairs(
         self,
         p: cython.p_const_uchar,
@@ -362,6 +367,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _unescape(
         self,
         p: cython.p_const_uchar,
@@ -401,6 +407,7 @@ class KoboldScanner(Scanner):
     # Protocol 2, and the metadata of 3
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _map(
         self,
         p: cython.p_const_uchar,
@@ -451,6 +458,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _field(self, table: FrameTable) -> cython.int:
         """Read a key of the map; 0 is one to be ignored."""
         cursor: Cursor = self.cursor
@@ -479,6 +487,7 @@ class KoboldScanner(Scanner):
         return _field_named(table.side.data, -1 - self.value_at, self.value_len)
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _field_value(
         self, table: FrameTable, row: cython.Py_ssize_t, field: cython.int
     ) -> cython.int:
@@ -525,6 +534,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _string(self, table: FrameTable) -> cython.int:
         """The string whose head was read: where it is, and the cursor behind it."""
         cursor: Cursor = self.cursor
@@ -547,6 +557,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _value(self, table: FrameTable, start: cython.Py_ssize_t) -> cython.int:
         """The value whose head was read, as text (decision 5): where it is."""
         cursor: Cursor = self.cursor
@@ -586,6 +597,7 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _metadata(self, table: FrameTable, row: cython.Py_ssize_t, emit: cython.bint) -> cython.int:
         """A CBOR map of metadata: into columns, or the rest of it into headers."""
         cursor: Cursor = self.cursor
@@ -628,12 +640,14 @@ class KoboldScanner(Scanner):
     # One metadata entry, of any protocol
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _begin_metadata(self) -> cython.int:
         self.seen = 0
         self.user_keys = 0
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _entry(
         self,
         p: cython.p_const_uchar,
@@ -684,12 +698,14 @@ class KoboldScanner(Scanner):
         return 0
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _key(self, p: cython.p_const_uchar, table: FrameTable) -> cython.int:
         if self.key_at >= 0:
             return find_name(self.keys, p, self.key_at, self.key_len)
         return find_name(self.keys, table.side.data, -1 - self.key_at, self.key_len)
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _is_reserved(self, p: cython.p_const_uchar, table: FrameTable) -> cython.bint:
         """Does a user's key begin with `$`, and so pose as a parameter? (decision 4)"""
         if self.key_len == 0:
@@ -699,6 +715,7 @@ class KoboldScanner(Scanner):
         return table.side.data[-1 - self.key_at] == 36
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _new_user_key(
         self, p: cython.p_const_uchar, at: cython.Py_ssize_t, table: FrameTable
     ) -> cython.int:
@@ -773,6 +790,7 @@ class KoboldScanner(Scanner):
             table.headers_len[row] = start - table.side_at()
 
     @cython.cfunc
+    @cython.exceptval(-1, check=False)
     def _emit(
         self, p: cython.p_const_uchar, table: FrameTable, mark: cython.Py_ssize_t
     ) -> cython.int:
