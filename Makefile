@@ -9,6 +9,7 @@ export JAVA_HOME := $(CURDIR)/.venv/jvm
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
+KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.%,$(SOURCES))
 
 .PHONY: help setup run test lint bench fuzz lock clean
 
@@ -51,7 +52,7 @@ clean: ## remove all that was built, and .venv
 .venv/.project: .venv/.packages pyproject.toml setup.py
 	scripts/setup project
 
-.venv/.kernels: .venv/.project $(filter src/wirelake/wire/%,$(SOURCES))
+.venv/.kernels: .venv/.project $(KERNELS)
 	scripts/setup kernels
 
 .venv/jvm/bin/java: | .venv/.packages

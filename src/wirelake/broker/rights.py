@@ -1,0 +1,50 @@
+"""Who may do what: the rights a token gives, as filters per kind of action."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from wirelake.broker.route import Routes
+
+KINDS = ("publish", "subscribe", "serve", "store", "admin")
+EVERYTHING = ("#", "$#")
+
+
+def covers(allowed: str, wanted: str) -> bool:
+    """Does a filter allow everything that another one asks for?"""
+    if allowed == wanted:
+        return True
+    if wanted.startswith("$"):
+        return False
+    mine, theirs = allowed.split("/"), wanted.split("/")
+    for position, level in enumerate(mine):
+        if level == "#":
+            return True
+        if position == len(theirs) or theirs[position] == "#":
+            return False
+        if level not in ("+", theirs[position]):
+            return False
+    return len(mine) == len(theirs)
+
+
+@dataclass(eq=False, slots=True)
+class Rights:
+    """What the holders of one token may do; they also share one table of routes."""
+
+    name: str
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    serve: tuple[str, ...] = ()
+    store: tuple[str, ...] = ()
+    admin: bool = False
+    routes: Routes = field(default_factory=Routes)
+
+    def allows(self, kind: str, filter: str) -> bool:
+        """May they do this kind of thing to an address, or to all that a filter matches?"""
+        allowed: tuple[str, ...] = getattr(self, kind)
+        return any(one == "#" or covers(one, filter) for one in allowed)
+
+
+def all_rights(name: str = "everyone") -> Rights:
+    """Those of anybody, where no tokens are configured."""
+    return Rights(name, ("#",), ("#",), ("#",), ("#",), admin=True)
