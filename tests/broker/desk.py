@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
+from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message
 from wirelake.wire import Feed, FrameTable, encoder
 
@@ -16,7 +17,7 @@ class Desk:
     """A node whose time is a number."""
 
     def __init__(self, node: Node | None = None) -> None:
-        self.node = node or Node()
+        self.node = node or Node(MemoryEngine())
         self.now = 100.0
 
     def client(self, dialect: str, name: str = "", role: str = "pub", token: str = "") -> Client:

@@ -63,8 +63,14 @@ def test_the_index_finds_what_the_plain_rule_finds(
 def test_a_right_covers_only_filters_all_of_whose_addresses_it_matches(
     allowed: str, wanted: str, address: str
 ) -> None:
-    if covers(allowed, wanted) and matches(wanted, address):
+    if covers(allowed, wanted) and matches(wanted, address) and not wanted.startswith("$"):
         assert matches(allowed, address)
+
+
+def test_a_right_to_clients_is_a_right_to_each_of_them() -> None:
+    assert covers("$client/+", "$client/bob")
+    assert not covers("+/+", "$client/bob")
+    assert not covers("sub/+", "sub/#")
 
 
 @pytest.mark.parametrize("address", ["", "a/+", "#", "a+b", "a\n", "a\x85", "x" * 256, "ž" * 128])

@@ -3,6 +3,7 @@
 from tests.broker.desk import Client, Desk
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.node import Node
+from wirelake.engine.memory import MemoryEngine
 
 OUTBOX = 10_000
 BLOCK = b"x" * 900
@@ -10,7 +11,7 @@ BLOCK = b"x" * 900
 
 def desk_with(policies: dict[str, Policy] | None = None) -> tuple[Desk, Client, Client, Client]:
     """A broker, a publisher, a subscriber that stopped reading and one that reads."""
-    desk = Desk(Node(flow=Flow(outbox=OUTBOX, policies=policies)))
+    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX, policies=policies)))
     publisher = desk.client("kobold-3", "publisher")
     stopped, reading = desk.client("kobold-3", "stopped"), desk.client("kobold-1", "reading")
     for subscriber in (stopped, reading):

@@ -228,14 +228,14 @@ def test_two_messages_of_one_id_can_be_told_apart(desk: Desk) -> None:
 
 def test_open_queues_and_unacked_messages_are_there_again() -> None:
     engine = MemoryEngine()
-    desk = Desk(Node(engine=engine))
+    desk = Desk(Node(engine))
     client = desk.client("kobold-3")
     for k in range(3):
         client.send(Message(op="enqueue", address="jobs", payload=b"%d" % k))
     client.send(Message(op="dequeue", address="jobs", headers={"$count": "2"}))
     one, _ = deliveries(client)
     answer(client, "ack", one)
-    again = Desk(Node(engine=engine)).client("kobold-1")
+    again = Desk(Node(engine)).client("kobold-1")
     again.send(Message(op="dequeue", address="jobs", headers={"$count": "9"}))
     assert [(m.payload, m.headers["$attempt"]) for m in deliveries(again)] == [
         (b"1", "2"), (b"2", "1"),

@@ -81,11 +81,11 @@ def test_a_value_with_a_time_to_live_is_deleted_when_it_is_up() -> None:
 
 def test_what_an_engine_kept_is_there_again() -> None:
     engine = MemoryEngine()
-    client = Desk(Node(engine=engine)).client("kobold-1")
+    client = Desk(Node(engine)).client("kobold-1")
     ask(client, "create", "a", b"1")
     ask(client, "create", "b", b"1")
     ask(client, "delete", "b")
-    client = Desk(Node(engine=engine)).client("kobold-2")
+    client = Desk(Node(engine)).client("kobold-2")
     assert ask(client, "read", "a") == "ok 1 1"
     assert ask(client, "create", "b", b"2") == "ok 3"
 

@@ -148,7 +148,7 @@ def test_a_kobold_connection_is_answered_in_kind(
     table = FrameTable(3)
     table.fill(batch, dialect)
     inclusive = encoder(dialect)
-    inclusive.inclusive = True  # type: ignore[attr-defined]
+    inclusive.inclusive = True
     frames = bytes(inclusive.encode(table))
     assert int.from_bytes(frames[:4], "big") == len(write(batch[:1], dialect, source=dialect))
     reading = read(dialect, cut(frames, places), encode=inclusive)

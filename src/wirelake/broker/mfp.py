@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from wirelake.broker.route import wants_ack
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message
@@ -32,9 +33,9 @@ class MfpSession(Session):
         self, table: FrameTable, start: int, end: int, rows: array[int] | None
     ) -> bool:
         """Those go out with acknowledge NO (spec: mfp 6), so only if they came in with it."""
-        return not any(
-            table.flags[row] & Flag.ACK for row in (range(start, end) if rows is None else rows)
-        )
+        if rows is None:
+            return not wants_ack(table, start, end)
+        return not any(table.flags[row] & Flag.ACK for row in rows)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""

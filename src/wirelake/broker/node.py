@@ -32,7 +32,6 @@ from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
 from wirelake.broker.tmq import TmqSession
 from wirelake.engine.base import Engine, QueueSettings
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Limits, Message
 from wirelake.wire import Encoder, FrameTable, encoder
@@ -75,9 +74,9 @@ class Node:
 
     def __init__(
         self,
+        engine: Engine,
         limits: Limits = Limits(),  # noqa: B008 - immutable
         flow: Flow | None = None,
-        engine: Engine | None = None,
     ) -> None:
         self.limits = limits
         self.counters: Counter[str] = Counter()
@@ -86,7 +85,7 @@ class Node:
         self._single = FrameTable(1)
         self.flow = flow or Flow()
         self.flow.node = self
-        self.engine = engine or MemoryEngine()
+        self.engine = engine
         self.sessions: dict[Session, None] = {}
         self.clients: dict[str, list[Session]] = {}
         self.rights_of_strangers: Rights = all_rights()
@@ -246,9 +245,9 @@ class Node:
         try:
             check_address(address)
             if address.startswith("$"):
-                raise RefusedError("bad_request", f"{address} is reserved")
+                raise RefusedError("bad_request", "addresses that begin with `$` are reserved")
             if not rights.allows("publish", address):
-                raise RefusedError("unauthorized", f"no right to publish to {address}")
+                raise RefusedError("unauthorized", "no right to publish to this address")
         except RefusedError as refusal:
             return self._intern((), "disconnect", refusal)
         if address in self.queues:
@@ -262,7 +261,7 @@ class Node:
         refusal: RefusedError | None,
         queue: Queue | None = None,
     ) -> Audience:
-        key = (members, policy, refusal.code if refusal else None, queue)
+        key = (members, policy, str(refusal) if refusal else None, queue)
         if key in self._numbers:
             return self._audiences[self._numbers[key]]
         audience = Audience(len(self._audiences), members, {}, policy, refusal, queue)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 
 from wirelake.broker.route import Routes
@@ -14,9 +15,9 @@ def covers(allowed: str, wanted: str) -> bool:
     """Does a filter allow everything that another one asks for?"""
     if allowed == wanted:
         return True
-    if wanted.startswith("$"):
-        return False
     mine, theirs = allowed.split("/"), wanted.split("/")
+    if wanted.startswith("$") and mine[0] != theirs[0]:
+        return False  # `$client/+` covers every client, `+/+` none
     for position, level in enumerate(mine):
         if level == "#":
             return True
@@ -37,7 +38,7 @@ class Rights:
     serve: tuple[str, ...] = ()
     store: tuple[str, ...] = ()
     admin: bool = False
-    routes: Routes = field(default_factory=Routes)
+    routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
 
     def allows(self, kind: str, filter: str) -> bool:
         """May they do this kind of thing to an address, or to all that a filter matches?"""

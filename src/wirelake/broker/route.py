@@ -29,6 +29,11 @@ _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 _SPECIAL = cython.declare(cython.int, Flag.RESPONSE | Flag.OVERSIZE | SECRET)
 _ACK = cython.declare(cython.int, Flag.ACK)
 
+# Literals of more than 31 bits would be Python objects when compiled.
+_BASIS = cython.declare(cython.longlong, 2166136261)
+_PRIME = cython.declare(cython.longlong, 16777619)
+_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
+
 #: Returned by `assign` when every row has one and the same audience is to be told from several.
 MIXED = -1
 
@@ -78,9 +83,11 @@ class Routes:
     key_len: cython.int[::1]
     audience: cython.int[::1]
     keys: Octets
+    seed: cython.longlong
     assigned = cython.declare(cython.int[::1], visibility="public")
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed  # so that nobody can choose addresses that fall into one slot
         self.keys = Octets(4096)
         self.assigned = array("i", [0]) * 4096
         self.clear()
@@ -123,7 +130,7 @@ class Routes:
 
     def add(self, address: bytes, audience: int) -> None:
         """Remember an address's audience."""
-        code: cython.longlong = _hash(address, 0, len(address))
+        code: cython.longlong = _hash(self.seed, address, 0, len(address))
         slot: cython.longlong
         if self.count == len(self.hashes):
             self._size(2 * self.count)
@@ -192,7 +199,7 @@ class Routes:
     def _find(
         self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
     ) -> cython.int:
-        code: cython.longlong = _hash(p, at, n)
+        code: cython.longlong = _hash(self.seed, p, at, n)
         slot: cython.longlong = code & self.mask
         k: cython.int
         while True:
@@ -261,12 +268,14 @@ def is_contiguous(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ss
 
 @cython.cfunc
 @cython.exceptval(check=False)
-def _hash(p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t) -> cython.longlong:
+def _hash(
+    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+) -> cython.longlong:
     """FNV-1a, 32 bits."""
-    code: cython.longlong = 2166136261
+    code: cython.longlong = _BASIS ^ seed
     i: cython.Py_ssize_t
     for i in range(at, at + n):
-        code = ((code ^ p[i]) * 16777619) & 0xFFFFFFFF
+        code = ((code ^ p[i]) * _PRIME) & _32_BITS
     return code
 
 

@@ -161,6 +161,7 @@ class TmqSession(Session):
         )
 
     def _reject(self, message: Message, error: RefusedError) -> None:
+        self.node.count_refused(error.code)
         code = REFUSALS.get(error.code, OTHER_REFUSAL)
         self.send(Message(op="error", content_type=code, payload=error.text.encode()))
         self.close(str(error))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import wirelake
-from wirelake.cli import inspect
+from wirelake.cli import inspect, serve, token
 from wirelake.wire import COMPILED
 
 app = typer.Typer(
@@ -17,6 +17,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("serve")(serve.serve)
+app.command("token")(token.token)
 app.command("inspect")(inspect.inspect)
 
 
