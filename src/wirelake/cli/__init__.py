@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import wirelake
-from wirelake.cli import inspect, serve, token
+from wirelake.cli import inspect, messages, serve, token
 from wirelake.wire import COMPILED
 
 app = typer.Typer(
@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("token")(token.token)
+app.command("pub")(messages.pub)
+app.command("sub")(messages.sub)
+app.command("request")(messages.request)
+app.command("reply")(messages.reply)
 app.command("inspect")(inspect.inspect)
 
 

@@ -400,9 +400,7 @@ class TmqEncoder(Encoder):
         return table.put(out, table.payload_p, table.payload_at[row], table.payload_len[row])
 
     @cython.cfunc
-    def _is_first(
-        self, table: FrameTable, row: cython.Py_ssize_t, kind: cython.int
-    ) -> cython.bint:
+    def _is_first(self, table: FrameTable, row: cython.Py_ssize_t, kind: cython.int) -> cython.bint:
         """FA: what the sender wrote, but in what a broker delivers, the broker's word."""
         if kind == _CHANNEL_TYPE and not self.client:
             return self.first
