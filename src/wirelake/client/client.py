@@ -15,44 +15,36 @@ with `closed`, but subscriptions and services are set up again.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import ssl
-from array import array
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
-from wirelake.client.connection import Inbox, Line, Settings
+from wirelake.client.connection import Line, Settings
 from wirelake.client.dialects import Sort, Speech, require
+from wirelake.client.inbox import Inbox, Messages
+from wirelake.client.outgoing import (
+    Batch,
+    check_address,
+    check_filter,
+    has_wildcard,
+    matches,
+    tables_of_batch,
+    tables_of_messages,
+)
+from wirelake.client.service import Handler, Service
 from wirelake.client.url import Place, parse
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
-from wirelake.message import Limits, Message, Op
-from wirelake.wire import Encoder, FrameTable
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from wirelake.message import Limits, Message
+from wirelake.wire import Encoder
 
 log = logging.getLogger("wirelake.client")
 
-Handler: TypeAlias = Callable[[Message], "bytes | Message | Awaitable[bytes | Message]"]
-Batch: TypeAlias = "Iterable[tuple[str, bytes] | Message] | pa.RecordBatch"
-
-#: Requests that one service works on at a time, rows encoded at a time, addresses remembered.
-CONCURRENCY = 100
-ROWS = 4096
+#: Addresses whose subscriptions are remembered.
 MAX_ROUTES = 10_000
 
 
@@ -157,7 +149,7 @@ class Client:
 
         `ttl` is in milliseconds, in TMQ a number of hops (0 to 63).
         """
-        message = self._message(_address(address), payload, id, headers, priority, ttl)
+        message = self._message(check_address(address), payload, id, headers, priority, ttl)
         if ack:
             require(self.dialect, "acknowledgement of a publish")
             await self._line().ask(lambda speech: speech.publish(message, ack=True), timeout)
@@ -172,41 +164,16 @@ class Client:
         What the dialect has no place for beside address and payload is left out. All or nothing
         is sent: if one of them cannot be said at all, RefusedError.
         """
+        most = self._settings.limits.message
         if hasattr(messages, "num_rows"):
-            tables = _tables_of_batch(messages, self._settings.limits.message)
+            tables = tables_of_batch(messages, most)
         else:
-            tables = self._tables(list(messages))
+            tables = tables_of_messages(list(messages), self.dialect, most)
 
         def encode(encoder: Encoder) -> bytes:
             return b"".join([bytes(encoder.encode(table)) for table in tables])
 
         await self._line().send_batch(encode, timeout)
-
-    def _tables(self, messages: Sequence[tuple[str, bytes] | Message]) -> Iterable[FrameTable]:
-        hops = self.dialect.startswith("tmq")
-        most = self._settings.limits.message
-        plain = []
-        for each in messages:
-            if isinstance(each, Message):
-                same_unit = each.dialect.startswith("tmq") == hops
-                message = Message(
-                    _address(each.address),
-                    each.payload,
-                    each.id,
-                    content_type=each.content_type,
-                    priority=each.priority,
-                    ttl=each.ttl if same_unit else 0,
-                    headers=each.headers,
-                )
-            else:
-                message = Message(_address(each[0]), bytes(each[1]))
-            if len(message.payload) > most:
-                raise RefusedError("too_large", f"a message has at most {most} bytes")
-            plain.append(message)
-        table = FrameTable(min(ROWS, max(1, len(plain))))
-        for start in range(0, len(plain), ROWS):
-            table.fill(plain[start : start + ROWS])
-            yield table
 
     def _message(
         self,
@@ -238,14 +205,17 @@ class Client:
 
     # Subscribing
 
+    def _inbox(self) -> Inbox:
+        return Inbox(self._settings.inbox, self._settings.inbox_bytes)
+
     def subscribe(self, filter: str) -> Messages:
         """The messages of a filter, by `async for`, or by `async with` and then `async for`.
 
         An mfp frame carries no address: with several filters every subscription gets the messages
         of all of them, and a message has an address only where the one filter has no wildcard.
         """
-        _filter(filter)
-        inbox = Inbox(self._settings)
+        check_filter(filter)
+        inbox = self._inbox()
         return Messages(
             inbox, lambda: self._join(filter, inbox), lambda: self._leave(filter, inbox)
         )
@@ -255,7 +225,7 @@ class Client:
         require(self.dialect, "direct message")
         if not self.client_id:
             raise RefusedError("bad_request", "only a client with a client_id can be sent to")
-        inbox = Inbox(self._settings)
+        inbox = self._inbox()
 
         async def listen() -> None:
             self._line()
@@ -308,7 +278,7 @@ class Client:
     ) -> Message:
         """Send a request to a service; its reply, or RefusedError."""
         require(self.dialect, "request/reply")
-        message = self._message(_address(address), payload, headers=headers)
+        message = self._message(check_address(address), payload, headers=headers)
         if not self.dialect.startswith("tmq"):  # there a ttl counts hops
             message = replace(message, ttl=max(1, int(timeout * 1000)))
         return await self._line().ask(lambda speech: speech.request(message), timeout)
@@ -320,7 +290,7 @@ class Client:
         raises is logged, and the request has no reply: no dialect lets a service refuse.
         """
         require(self.dialect, "service")
-        return Service(self, _address(address), handler, Inbox(self._settings))
+        return Service(self, check_address(address), handler, self._inbox())
 
     async def start_service(self, service: Service) -> Line:
         """Used by `Service`."""
@@ -433,7 +403,7 @@ class Client:
         """The one address that is subscribed to; empty where there may be others."""
         if len(self._subscriptions) > 1:
             return ""
-        return next((one for one in self._subscriptions if not _has_wildcard(one)), "")
+        return next((one for one in self._subscriptions if not has_wildcard(one)), "")
 
     def _route(self, address: str) -> list[Inbox]:
         found = self._routes.get(address)
@@ -488,211 +458,8 @@ class Client:
         return line is (self._lines.get("sub") if self.dialect == "mfp-1" else self._main)
 
 
-class Messages:
-    """Messages as they come in: an asynchronous iterator; with `async with`, it says when."""
-
-    def __init__(
-        self,
-        inbox: Inbox,
-        begin: Callable[[], Coroutine[Any, Any, None]],
-        end: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
-        self._inbox = inbox
-        self._begin = begin
-        self._end = end
-        self._open = False
-        self._used = False
-
-    async def __aenter__(self) -> Messages:
-        if self._used:
-            raise RefusedError("bad_request", "a subscription is used once: subscribe again")
-        self._used = True
-        await self._begin()
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._open = False
-        self._inbox.end()
-        await self._end()
-
-    def __aiter__(self) -> AsyncIterator[Message]:
-        return self if self._open else self._all()
-
-    async def __anext__(self) -> Message:
-        return await self._inbox.get()
-
-    async def _all(self) -> AsyncIterator[Message]:
-        """Subscribe, and unsubscribe when the loop is left."""
-        async with self:
-            while messages := await self.take():
-                for message in messages:
-                    yield message
-
-    async def receive(self, timeout: float | None = None) -> Message:
-        """The next message; RefusedError when none comes in time, or none ever will."""
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._inbox.get()
-        except TimeoutError:
-            raise RefusedError("timeout", f"no message in {timeout:g} s") from None
-        except StopAsyncIteration:
-            raise RefusedError("closed", "the client was closed") from None
-
-    async def take(self) -> list[Message]:
-        """All messages there are, once there is one; none when the client was closed."""
-        try:
-            return await self._inbox.take()
-        except StopAsyncIteration:
-            return []
-
-
-class Service:
-    """An address that is served while inside `async with`."""
-
-    def __init__(self, client: Client, address: str, handler: Handler, inbox: Inbox) -> None:
-        self.address = address
-        self.inbox = inbox
-        self.line: Line | None = None
-        self._client = client
-        self._handler = handler
-        self._room = asyncio.Semaphore(CONCURRENCY)
-        self._work: set[asyncio.Task[None]] = set()
-        self._pump: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Service:
-        line = await self._client.start_service(self)
-        self._pump = asyncio.create_task(self._answer_all(line))
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._client.stop_service(self)
-        await self.stop()
-
-    async def finished(self) -> None:
-        """Wait until the client is closed; an error when its connection is lost for good."""
-        if self._pump is not None:
-            await asyncio.shield(self._pump)
-
-    async def stop(self) -> None:
-        """Take no more requests, and abandon those in work."""
-        self.inbox.clear()
-        self.inbox.end()
-        while self._work or (self._pump and not self._pump.done()):
-            for task in self._work:
-                task.cancel()
-            tasks = [*self._work, *([self._pump] if self._pump else [])]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _answer_all(self, line: Line) -> None:
-        while True:
-            await self._room.acquire()
-            try:
-                request = await self.inbox.get()
-            except StopAsyncIteration:
-                return
-            task = asyncio.create_task(self._answer(line, line.epoch, request))
-            self._work.add(task)
-            task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._work.discard(task)
-        self._room.release()
-
-    async def _answer(self, line: Line, epoch: int, request: Message) -> None:
-        try:
-            reply = self._handler(request)
-            if inspect.isawaitable(reply):
-                reply = await reply
-            if not isinstance(reply, Message):
-                reply = Message(payload=bytes(reply))
-            said = Message(
-                op="reply",
-                payload=reply.payload,
-                headers=reply.headers,
-                content_type=reply.content_type,
-                correlation_id=request.correlation_id,
-            )
-            await line.reply(said, epoch)
-        except Exception:
-            log.exception("no reply to a request to %s", self.address)
-
-
 def _check(settings: Settings) -> None:
     """Refuse settings that make no sense."""
     for name in ("timeout", "min_delay", "max_delay", "keepalive", "inbox", "inbox_bytes"):
         if not getattr(settings, name) > 0:
             raise ConfigError(name, "is more than 0")
-
-
-def _tables_of_batch(batch: Any, most: int) -> Iterable[FrameTable]:
-    """The rows of an Arrow record batch, as plain publishes."""
-    import pyarrow as pa
-
-    from wirelake.wire.arrow import from_arrow
-
-    table = FrameTable(min(ROWS, max(1, batch.num_rows)))
-    start = 0
-    while start < batch.num_rows:
-        try:
-            start += from_arrow(batch, table, start)
-        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-            raise RefusedError("bad_request", f"not a batch of messages: {error}") from None
-        rows = table.count
-        if any(op != Op.PUBLISH for op in table.op[:rows]):
-            raise RefusedError("bad_request", "a batch to publish has publishes only")
-        if min(table.address_len[:rows]) < 1 or max(table.address_len[:rows]) > 255:
-            raise RefusedError("bad_request", "an address has 1 to 255 bytes")
-        if max(table.payload_len[:rows]) > most:
-            raise RefusedError("too_large", f"a message has at most {most} bytes")
-        none = memoryview(array("i", [0]) * rows)
-        for column in (table.target_len, table.source_len, table.correlation_len):
-            column[:rows] = none
-        yield table
-
-
-# Addresses and filters (spec: one model under every dialect)
-
-
-def _address(address: str) -> str:
-    """The address, if something may be published to it."""
-    if "+" in address or "#" in address:
-        raise RefusedError("bad_request", f"an address has no wildcards: {address}")
-    if address.startswith("$"):
-        raise RefusedError("bad_request", f"{address} is reserved")
-    return _filter(address)
-
-
-def _filter(filter: str) -> str:
-    if not 1 <= len(filter.encode()) <= 255:
-        raise RefusedError("bad_request", "an address has 1 to 255 bytes")
-    return filter
-
-
-def _has_wildcard(filter: str) -> bool:
-    return "+" in filter or filter.endswith("#")
-
-
-def matches(filter: str, address: str) -> bool:
-    """Does an address match a filter?"""
-    if filter == address:
-        return True
-    if address.startswith("$"):
-        return False
-    wanted, given = filter.split("/"), address.split("/")
-    for position, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if position == len(given) or level not in ("+", given[position]):
-            return False
-    return len(wanted) == len(given)

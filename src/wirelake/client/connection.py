@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from wirelake.client.dialects import ABILITIES, Ask, Heard, Sort, Speech, speech
+from wirelake.client.inbox import Inbox
 from wirelake.client.url import Place
 from wirelake.errors import ProtocolError, RefusedError, WirelakeError
 from wirelake.message import Limits, Message
@@ -35,6 +36,8 @@ GOODBYE = 1.0
 MAX_UNANSWERED = 2
 #: Bytes written and not gone out that a writer has to wait for.
 OUTBOX = 256 << 10
+#: Whoever writes in a loop lets others have a turn after so many times.
+TURNS = 64
 
 log = logging.getLogger("wirelake.client")
 
@@ -52,73 +55,6 @@ class Settings:
     inbox: int = 1000
     inbox_bytes: int = 8 << 20
     limits: Limits = field(default_factory=Limits)
-
-
-class Inbox:
-    """Messages that came in and were not taken yet: at most so many, of so many bytes."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._limit = settings.inbox
-        self._byte_limit = settings.inbox_bytes
-        self._bytes = 0
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        self._ended = False
-        self._error: WirelakeError | None = None
-        self.on_room: Callable[[], None] | None = None
-
-    def __len__(self) -> int:
-        return self._messages.qsize() - self._ended
-
-    def put(self, message: Message) -> None:
-        """Add a message; whoever does so looks at `is_full` before the next one."""
-        if not self._ended:
-            self._bytes += len(message.payload)
-            self._messages.put_nowait(message)
-
-    def is_full(self, stretch: int = 1) -> bool:
-        """Is there no room for another message?"""
-        return not self._ended and (
-            self._messages.qsize() >= stretch * self._limit
-            or self._bytes >= stretch * self._byte_limit
-        )
-
-    async def get(self) -> Message:
-        """The next message, once there is one; StopAsyncIteration or an error at the end."""
-        message = await self._messages.get()
-        if message is None:
-            self._messages.put_nowait(None)  # for the next one who asks
-            raise self._error or StopAsyncIteration
-        self._took(message)
-        return message
-
-    async def take(self) -> list[Message]:
-        """All messages there are, once there is one."""
-        messages = [await self.get()]
-        while len(self):
-            messages.append(await self.get())
-        return messages
-
-    def clear(self) -> None:
-        """Forget what was not taken."""
-        while len(self) and (message := self._messages.get_nowait()):
-            self._took(message)
-
-    def end(self, error: WirelakeError | None = None) -> None:
-        """Nothing will follow; what is there can still be taken."""
-        if not self._ended:
-            self._ended = True
-            self._error = error
-            self._messages.put_nowait(None)
-            self._tell_room()
-
-    def _took(self, message: Message) -> None:
-        self._bytes -= len(message.payload)
-        if not self.is_full():
-            self._tell_room()
-
-    def _tell_room(self) -> None:
-        if self.on_room is not None:
-            self.on_room()
 
 
 class Owner(Protocol):
@@ -156,6 +92,7 @@ class Line:
         self._stir = asyncio.Event()  # something changed for a reader that waits for room
         self._trouble: WirelakeError = RefusedError("closed", f"{place}: not connected")
         self._spoke = 0.0  # when something was written last
+        self._turns = 0
         self._over = False
         self._closing = False
         self._task: asyncio.Task[None] | None = None
@@ -260,6 +197,9 @@ class Line:
 
     async def _wait_to_write(self) -> None:
         """Wait for a connection with room in its outbox: what fails here has not been sent."""
+        self._turns += 1
+        if self._turns % TURNS == 0:
+            await asyncio.sleep(0)
         while True:
             await self._up.wait()
             if self._over or self._writer is None:

@@ -20,7 +20,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar, Unpack
 
-from wirelake.client.client import Batch, Client, Messages, Options, Service
+from wirelake.client.client import Client, Options
+from wirelake.client.inbox import Messages
+from wirelake.client.outgoing import Batch
+from wirelake.client.service import Service
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 
