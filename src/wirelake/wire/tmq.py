@@ -324,8 +324,6 @@ class TmqEncoder(Encoder):
         if op in (_PUBLISH, _ENQUEUE, _REQUEST):
             response = response or op == _REQUEST
             delivery = delivery and self.client
-            if not self.client and self.hops:
-                ttl = (ttl if ttl else _HOPS) - 1  # a broker that forwards takes one off
         elif op == _DELIVER:
             delivery = True
         elif op in (_PING, _PONG, _HANDSHAKE):
@@ -345,6 +343,9 @@ class TmqEncoder(Encoder):
                     delivery = False
             elif op == _NACK:
                 content_type = _REFUSED
+
+        if kind == _CHANNEL_TYPE and self.hops and not self.client:
+            ttl = (ttl if ttl else _HOPS) - 1  # a broker that forwards takes one off
 
         id_p: cython.p_const_uchar = table.id_p
         id_at: cython.int = table.id_at[row]
