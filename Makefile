@@ -9,6 +9,7 @@ export JAVA_HOME := $(CURDIR)/.venv/jvm
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
+KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.%,$(SOURCES))
 
 .PHONY: help setup run test lint bench fuzz lock clean
 
@@ -17,20 +18,21 @@ help: ## list the targets
 
 setup: .venv/.kernels .venv/jvm/bin/java ## locked dependencies, compiled kernels and Java
 
-run: setup ## show the messages in an example capture
-	.venv/bin/wirelake inspect examples/captures/tour.kobold-3.bin
+run: setup ## the broker, on its default listeners
+	.venv/bin/wirelake serve
 
-test: setup build/plain/.done ## all tests, then those of the wire library on plain kernels
+test: setup build/plain/.done ## all tests, then those of the wire library and the broker on plain kernels
 	$(PY) -m pytest -n 2
-	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 tests/wire
+	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 tests/wire tests/broker
 
 lint: setup ## ruff and mypy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: setup build/plain/.done ## frames a second for every dialect
+bench: setup build/plain/.done ## the wire library alone, and the broker beside nats-server
 	$(PY) -m bench.wire --plain --json build/bench/wire.json
+	$(PY) -m bench.broker --json build/bench/broker.json
 
 fuzz: setup ## every fuzz target for SECONDS_EACH seconds
 	$(PY) fuzz/run.py --seconds $(SECONDS_EACH)
@@ -51,7 +53,7 @@ clean: ## remove all that was built, and .venv
 .venv/.project: .venv/.packages pyproject.toml setup.py
 	scripts/setup project
 
-.venv/.kernels: .venv/.project $(filter src/wirelake/wire/%,$(SOURCES))
+.venv/.kernels: .venv/.project $(KERNELS)
 	scripts/setup kernels
 
 .venv/jvm/bin/java: | .venv/.packages

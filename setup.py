@@ -26,6 +26,7 @@ KERNELS = [
     "wirelake.wire.kobold_encoder",
     "wirelake.wire.tmq",
     "wirelake.wire.arrow",
+    "wirelake.broker.route",
 ]
 
 DIRECTIVES = {

@@ -1,5 +1,6 @@
 """Wirelake: messages on the wire, tables in the lake."""
 
+from wirelake.client import connect, connect_sync
 from wirelake.errors import (
     ConfigError,
     EngineError,
@@ -19,6 +20,8 @@ __all__ = [
     "ProtocolError",
     "RefusedError",
     "WirelakeError",
+    "connect",
+    "connect_sync",
 ]
 
 __version__ = "0.1.0"

@@ -610,7 +610,7 @@ def first_frame(dialect: str) -> tuple[Scanner, bytes, FrameTable]:
     table = FrameTable(4)
     table.fill([HELLO], dialect)
     encode = encoder(dialect)
-    encode.inclusive = True  # type: ignore[attr-defined]
+    encode.inclusive = True
     return scanner(dialect), bytes(encode.encode(table)), table
 
 

@@ -70,7 +70,7 @@ def test_a_vector_read_into_a_small_table_is_read_as_the_whole(
 def test_a_vector_comes_back_from_the_encoder(vector: Vector) -> None:
     back = encoder(vector.dialect)
     if vector.frame.get("inclusive"):
-        back.inclusive = True  # type: ignore[attr-defined]  # Kobold's
+        back.inclusive = True
     reading = read(vector.dialect, [vector.data], encode=back)
     unknown = sum(message.op == "unknown" for message in reading.messages)
     assert back.skipped == ({"op": unknown} if unknown else {})

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import wirelake
-from wirelake.cli import inspect
+from wirelake.cli import inspect, messages, serve, token
 from wirelake.wire import COMPILED
 
 app = typer.Typer(
@@ -17,6 +17,12 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("serve")(serve.serve)
+app.command("token")(token.token)
+app.command("pub")(messages.pub)
+app.command("sub")(messages.sub)
+app.command("request")(messages.request)
+app.command("reply")(messages.reply)
 app.command("inspect")(inspect.inspect)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
-from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from io import BufferedReader
 from typing import Annotated
@@ -15,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from wirelake.cli.show import as_object, details, preview, printable
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Message
+from wirelake.message import Message
 from wirelake.wire import DIALECTS, Dialect, Feed, FrameTable
 
 BLOCK = 256 << 10
-PREVIEW = 64
 BAD_INPUT = 2
 
 
@@ -80,29 +78,10 @@ def _batches(source: BufferedReader, dialect: str | None) -> Iterator[list[tuple
         ]
 
 
-def _visible_headers(message: Message) -> dict[str, str]:
-    """All but the token, which is nobody's to see (decision 4)."""
-    return {name: value for name, value in message.headers.items() if name != "$token"}
-
-
 def _lines(source: BufferedReader, dialect: str | None) -> None:
     for batch in _batches(source, dialect):
         for offset, message in batch:
-            shown = {
-                "offset": offset,
-                "dialect": message.dialect,
-                "op": message.op,
-                "address": message.address,
-                "id": message.id,
-                "correlation_id": message.correlation_id,
-                "source": message.source,
-                "target": message.target,
-                "content_type": message.content_type,
-                "priority": message.priority,
-                "ttl": message.ttl,
-                "headers": _visible_headers(message),
-                "payload": base64.b64encode(message.payload).decode(),
-            }
+            shown = {"offset": offset, **as_object(message)}
             sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
@@ -122,40 +101,9 @@ def _tables(source: BufferedReader, dialect: str | None) -> None:
             table.add_row(
                 str(offset),
                 message.op,
-                escape(_printable(message.address)),
-                escape(_printable(_details(message))),
+                escape(printable(message.address)),
+                escape(printable(details(message))),
                 str(len(message.payload)),
-                escape(_preview(message.payload)),
+                escape(preview(message.payload)),
             )
         console.print(table)
-
-
-def _details(message: Message) -> str:
-    """What a message has beside address and payload, in few words."""
-    fields = {
-        "id": message.id,
-        "correlation": message.correlation_id,
-        "from": message.source,
-        "to": message.target,
-        "type": message.content_type,
-        "priority": message.priority,
-        "ttl": message.ttl,
-        **_visible_headers(message),
-    }
-    flags = [flag.name.lower() for flag in Flag if flag in message.flags and flag.name]
-    return " ".join([*(f"{name}={value}" for name, value in fields.items() if value), *flags])
-
-
-def _preview(payload: bytes) -> str:
-    """The beginning of a payload: as text where it is text, else in hexadecimal."""
-    head = payload[:PREVIEW]
-    decode = getincrementaldecoder("utf-8")().decode  # a character may be cut by the preview
-    try:
-        return _printable(decode(head, final=len(payload) <= PREVIEW))
-    except UnicodeDecodeError:
-        return head.hex(" ")
-
-
-def _printable(text: str) -> str:
-    """Text that cannot move the cursor or ring the bell."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

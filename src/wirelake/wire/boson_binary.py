@@ -23,12 +23,13 @@ else:
 
 from wirelake.wire import codec
 from wirelake.wire.boson_text import DEFAULT_ADDRESS
-from wirelake.wire.table import UNREAD
+from wirelake.wire.table import SECRET, UNREAD
 
 _ACK = cython.declare(cython.int, Flag.ACK)
 _IMPLIED = cython.declare(cython.int, Flag.IMPLIED)
 _VERSION_2 = cython.declare(cython.int, Flag.VERSION_2)
 _UNREAD = cython.declare(cython.int, UNREAD)
+_SECRET = cython.declare(cython.int, SECRET)
 _UNKNOWN = cython.declare(cython.int, Op.UNKNOWN)
 _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 _LAST_OP = cython.declare(cython.int, Op.INFO)
@@ -72,6 +73,7 @@ _HBF_ACK = cython.declare(cython.int, 5)
 _HBF_TTL = cython.declare(cython.int, 6)
 _HBF_PRIORITY = cython.declare(cython.int, 7)
 _PARAMETERS = cython.declare(cython.int, 8)
+_HBF_TOKEN = cython.declare(cython.int, 9)
 _FLAGS = cython.declare(cython.int, 16)
 _MAX_TTL = cython.declare(cython.longlong, 0x7FFFFFFF)
 #: The keys that may be compared with each other before a set of them is cheaper.
@@ -311,6 +313,8 @@ class BosonBinaryScanner(Scanner):
                     raise self.error(at, "a ttl is decimal digits")
                 ttl = min(ttl * 10 + (p[i] - _ZERO), _MAX_TTL)
             table.ttl[row] = ttl
+        elif flag == _HBF_TOKEN:
+            table.flags[row] |= _SECRET
         elif flag == _HBF_PRIORITY:
             if n != 1 or p[at] | 1 != 49:
                 raise self.error(at, "a priority is 0 or 1")

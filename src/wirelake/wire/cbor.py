@@ -18,6 +18,7 @@ else:
 MAX_DEPTH = 8
 
 _MAX_DEPTH = cython.declare(cython.int, MAX_DEPTH)
+_4_BYTES = cython.declare(cython.longlong, 0xFFFFFFFF)  # a literal would be an object
 
 
 @cython.final
@@ -156,13 +157,13 @@ def put_head(out: Octets, major: cython.int, value: cython.longlong) -> cython.i
     elif value < 0x10000:
         out.put_uint8(lead | 25)
         out.put_uint16(value)
-    elif value < 0x100000000:
+    elif value <= _4_BYTES:
         out.put_uint8(lead | 26)
         out.put_uint32(value)
     else:
         out.put_uint8(lead | 27)
         out.put_uint32(value >> 32)
-        out.put_uint32(value & 0xFFFFFFFF)
+        out.put_uint32(value & _4_BYTES)
     return 0
 
 

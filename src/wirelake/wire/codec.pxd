@@ -22,6 +22,9 @@ cdef class Encoder:
     cdef readonly bint client
     cdef readonly dict skipped
     cdef Octets out
+    cdef public bytes origin
+    cdef public bint first
+    cdef public bint inclusive
     cdef bint own
     cdef bint hops
 

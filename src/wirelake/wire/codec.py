@@ -118,6 +118,9 @@ class Encoder:
         self.dialect = dialect
         self.client = client  # as a client sends, or as a broker delivers
         self.skipped: dict[str, int] = {}
+        self.origin = b""  # the client that a broker delivers for; tmq says so
+        self.first = False  # is this the first receiver? tmq says that too
+        self.inclusive = False  # kobold's lengths include themselves (spec: kobold 1)
         self.own = False  # the rows being encoded were read from this same dialect
         self.hops = False  # their ttl is a hop count, not milliseconds (decision 10)
         self.out = Octets(4096)

@@ -78,11 +78,13 @@ _TTL = cython.declare(cython.int, KEYS.index("ttl"))
 _PRIO = cython.declare(cython.int, KEYS.index("prio"))
 _TO = cython.declare(cython.int, KEYS.index("to"))
 _FROM = cython.declare(cython.int, KEYS.index("from"))
+_TOKEN = cython.declare(cython.int, KEYS.index("token"))
 _LAST_FIELD = cython.declare(cython.int, KEYS.index("from"))
 
 _ACK = cython.declare(cython.int, Flag.ACK)
 _TEXT = cython.declare(cython.int, Flag.TEXT)
 _UNREAD = cython.declare(cython.int, frame_table.UNREAD)
+_SECRET = cython.declare(cython.int, frame_table.SECRET)
 
 #: So many user keys of one frame are compared pair by pair; more go through a set.
 _FEW_KEYS = cython.declare(cython.int, 16)
@@ -668,7 +670,7 @@ class KoboldScanner(Scanner):
             raise self.error(at, f"the metadata key {KEYS[key]} twice")
         self.seen |= 1 << key
         if key > _LAST_FIELD:
-            table.flags[row] |= _UNREAD
+            table.flags[row] |= _UNREAD | _SECRET if key == _TOKEN else _UNREAD
         elif key == _ACK_KEY:
             if (n == 1 and value[value_at] == 49) or (n == 4 and same(value, value_at, b"true", 4)):
                 table.flags[row] |= _ACK

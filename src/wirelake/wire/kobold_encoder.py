@@ -42,13 +42,11 @@ class KoboldEncoder(Encoder):
     """Rows to frames of one Kobold protocol."""
 
     protocol: cython.int
-    inclusive = cython.declare(cython.bint, visibility="public")
     keys: cython.longlong[::1]
 
     def __init__(self, dialect: str = "kobold-3", client: bool = True) -> None:
         Encoder.__init__(self, dialect, client)
         self.protocol = int(dialect.removeprefix("kobold-"))
-        self.inclusive = False  # answer in kind (spec: kobold 1)
         self.keys = pack_names(KEYS)
 
     @cython.cfunc

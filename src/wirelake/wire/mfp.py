@@ -36,6 +36,7 @@ MAX_BODY = 1000
 MAX_OPTION = 128
 
 _MAX_FRAME = cython.declare(cython.int, MAX_FRAME)
+_LOW_HALF = cython.declare(cython.longlong, 0xFFFFFFFF)  # a literal would be an object
 _MAX_BODY = cython.declare(cython.int, MAX_BODY)
 _MAX_OPTION = cython.declare(cython.int, MAX_OPTION)
 _ACK = cython.declare(cython.int, Flag.ACK)
@@ -376,4 +377,4 @@ class MfpEncoder(Encoder):
         self.made += 1
         self.out.put_bytes(self.seed)
         self.out.put_uint32(self.made >> 32)
-        return self.out.put_uint32(self.made & 0xFFFFFFFF)
+        return self.out.put_uint32(self.made & _LOW_HALF)

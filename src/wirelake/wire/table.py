@@ -30,6 +30,9 @@ else:
 #: Row flag, of the wire's own: the headers are still in their dialect's form.
 UNREAD = 1 << 12
 
+#: Row flag, of the wire's own: the frame carries a token, so it is not for others to see.
+SECRET = 1 << 13
+
 _UNREAD = cython.declare(cython.int, UNREAD)
 _PUBLIC_FLAGS = sum(Flag)
 

@@ -344,6 +344,9 @@ class TmqEncoder(Encoder):
             elif op == _NACK:
                 content_type = _REFUSED
 
+        if kind == _CHANNEL_TYPE and self.hops and not self.client:
+            ttl = (ttl if ttl else _HOPS) - 1  # a broker that forwards takes one off
+
         id_p: cython.p_const_uchar = table.id_p
         id_at: cython.int = table.id_at[row]
         id_len: cython.int = table.id_len[row]
@@ -365,13 +368,16 @@ class TmqEncoder(Encoder):
             if target_len > 255:
                 return _SKIP_ADDRESS
         source_len: cython.int = table.source_len[row]
+        relayed: cython.bint = kind == _CHANNEL_TYPE and not self.client and len(self.origin) > 0
+        if relayed:
+            source_len = len(self.origin)
         if id_len > 255 or source_len > 255 or target_len > 255:
             return _SKIP_ID
         self.begun = True
 
         out.put_uint8(
             kind
-            | (_FA if table.flags[row] & _FIRST_FLAG else 0)
+            | (_FA if self._is_first(table, row, kind) else 0)
             | (_PR if table.priority[row] else 0)
         )
         out.put_uint8(
@@ -386,11 +392,20 @@ class TmqEncoder(Encoder):
             table.put_id(out, row)
         elif id_len:
             table.put(out, id_p, id_at, id_len)
-        if source_len:
+        if relayed:
+            out.put_bytes(self.origin)
+        elif source_len:
             table.put(out, table.source_p, table.source_at[row], source_len)
         if target_len:
             table.put(out, target_p, target_at, target_len)
         return table.put(out, table.payload_p, table.payload_at[row], table.payload_len[row])
+
+    @cython.cfunc
+    def _is_first(self, table: FrameTable, row: cython.Py_ssize_t, kind: cython.int) -> cython.bint:
+        """FA: what the sender wrote, but in what a broker delivers, the broker's word."""
+        if kind == _CHANNEL_TYPE and not self.client:
+            return self.first
+        return table.flags[row] & _FIRST_FLAG != 0
 
     @cython.cfunc
     def _content_type(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:

@@ -1,0 +1,64 @@
+"""Sessions of boson-text: control is by reserved topics (spec: boson-text 6)."""
+
+from __future__ import annotations
+
+from wirelake.broker.session import Session
+from wirelake.errors import RefusedError
+from wirelake.message import Message
+
+
+class BosonTextSession(Session):
+    """A client that speaks boson-text."""
+
+    takes_direct = False
+    acknowledges = False
+
+    def perform(self, message: Message, now: float) -> None:
+        """Do what a message asks for, or raise RefusedError."""
+        match message.op:
+            case "publish":
+                self.node.publish_message(self, message, now)
+                return
+            case "subscribe":
+                self.node.subscribe(self, message.address, now)
+            case "unsubscribe":
+                self.node.unsubscribe(self, message.address, now)
+            case "topic":
+                self.node.check_publish(self, message.address)
+            case "auth":
+                self.node.authenticate(self, message.headers.get("$token", ""))
+            case "ping":
+                self.send(Message(op="pong", payload=message.payload))
+                return
+            case "pong":
+                return
+            case "serve":
+                self.node.services.serve(self, message.address)
+            case "request":
+                self.node.services.request(self, message, now)
+                return
+            case "reply":
+                self.node.services.reply(self, message)
+                return
+            case _:
+                raise RefusedError("bad_request", f"{message.address or message.op} is no request")
+        self.accept(message)
+
+    def accept(self, message: Message) -> None:
+        """`$ok`: the name of the control topic, a space, its content."""
+        content = message.address if message.op != "auth" else ""
+        self.send(Message(op="ok", payload=f"${message.op} {content}".encode()))
+
+    def refuse(self, message: Message, error: RefusedError) -> None:
+        """`$fail/<id>` for a request, `$error` for everything else."""
+        if message.op == "topic":
+            self.scanner.set_topic(b"")  # type: ignore[attr-defined]  # boson-text's has it
+        correlation = message.correlation_id if message.op == "request" else ""
+        self.send(
+            Message(
+                op="error",
+                correlation_id=correlation,
+                payload=error.text.encode(),
+                headers={"$code": error.code},
+            )
+        )

@@ -1,0 +1,492 @@
+"""The broker itself: clients, topics, and what becomes of a batch of published messages.
+
+Publishing is done to runs of rows. Every address has an *audience*, the set of sessions that get
+its messages; it is worked out once and then found by the address's bytes (`route.Routes`). Most
+runs have one audience: then the frames are brought into each form its members need once, and the
+same bytes are handed to all of them. A run with several audiences is gathered per session, in the
+order of arrival.
+
+A subscriber that does not read is the node's business too (`flow`): its outbox is bounded, and
+while it is full whoever publishes to it waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from wirelake.broker.address import FilterIndex, check_address, check_filter
+from wirelake.broker.boson_text import BosonTextSession
+from wirelake.broker.flow import Flow, Policy
+from wirelake.broker.mfp import MfpSession
+from wirelake.broker.ops import KoboldSession, OpSession
+from wirelake.broker.queues import Queue, Queues
+from wirelake.broker.rights import Rights, all_rights
+from wirelake.broker.route import MIXED, gather, is_contiguous, span, wants_ack
+from wirelake.broker.services import Services
+from wirelake.broker.session import Link, Session
+from wirelake.broker.store import Store
+from wirelake.broker.streams import Streams
+from wirelake.broker.tmq import TmqSession
+from wirelake.engine.base import Engine, QueueSettings
+from wirelake.errors import ProtocolError, RefusedError
+from wirelake.message import Flag, Limits, Message
+from wirelake.wire import Encoder, FrameTable, encoder
+from wirelake.wire.mfp import MfpEncoder
+
+log = logging.getLogger("wirelake.broker")
+
+SESSIONS: dict[str, type[Session]] = {
+    "boson-text": BosonTextSession,
+    "boson-binary": OpSession,
+    "mfp-1": MfpSession,
+    "kobold-1": KoboldSession,
+    "kobold-2": KoboldSession,
+    "kobold-3": KoboldSession,
+    "tmq-1.00": TmqSession,
+    "tmq-1.01": TmqSession,
+}
+
+#: Routes are forgotten beyond so many addresses: anybody can make up new ones.
+MAX_ROUTES = 200_000
+
+#: A client id is free for another connection once its owner has been silent so long (seconds).
+SILENCE = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class Audience:
+    """The sessions that get what is published to an address, or why nobody does."""
+
+    number: int
+    members: tuple[Session, ...] = ()
+    forms: dict[str, list[Session]] = field(default_factory=dict)
+    policy: Policy = "disconnect"
+    refusal: RefusedError | None = None
+    queue: Queue | None = None
+
+
+class Node:
+    """One broker: `publish` and the other verbs are called by sessions, `tick` by a clock."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits = Limits(),  # noqa: B008 - immutable
+        flow: Flow | None = None,
+    ) -> None:
+        self.limits = limits
+        self.counters: Counter[str] = Counter()
+        self.table = FrameTable()
+        self.scratch = FrameTable(64)
+        self._single = FrameTable(1)
+        self.flow = flow or Flow()
+        self.flow.node = self
+        self.engine = engine
+        self.sessions: dict[Session, None] = {}
+        self.clients: dict[str, list[Session]] = {}
+        self.rights_of_strangers: Rights = all_rights()
+        self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
+        self.all_rights: list[Rights] = [self.rights_of_strangers]
+        self.unsettled: dict[KoboldSession, float] = {}
+        self._swept = 0.0
+        self._topics: FilterIndex[Session] = FilterIndex()
+        self._audiences: list[Audience] = []
+        self._numbers: dict[tuple[tuple[Session, ...], Policy, str | None, Queue | None], int] = {}
+        self._encoders: dict[str, Encoder] = {}
+        self.services = Services(self)
+        self.queues = Queues(self)
+        self.store = Store(self)
+        self.streams = Streams(self)
+
+    # Clients
+
+    def session(self, link: Link, dialect: str, now: float) -> Session:
+        """The session of a connection that turned out to speak a dialect."""
+        return SESSIONS[dialect](self, link, dialect, now)
+
+    def new_id(self) -> str:
+        """A client id that nobody has."""
+        while (name := f"client-{self.counters['connections']}") in self.clients:
+            self.counters["connections"] += 1
+        return name
+
+    def authenticate(self, session: Session, token: str) -> None:
+        """Give a session the rights of a token."""
+        rights = self.tokens(token)
+        if rights is None:
+            raise RefusedError("unauthorized", "the token is not known")
+        session.token = token
+        session.rights = rights
+
+    def state(self) -> dict[str, object]:
+        """What the broker tells of itself."""
+        return {
+            "connections": len(self.sessions),
+            "subscriptions": len(self._topics),
+            "counters": dict(self.counters),
+        }
+
+    def slow_consumer(self, session: Session, buffered: int) -> None:
+        """Disconnect a subscriber that others have waited for too long."""
+        self.counters["slow_consumers"] += 1
+        log.warning("slow consumer %r disconnected with %d bytes unread", session, buffered)
+        session.lost("slow consumer")
+        session.link.abort()
+
+    def joined(self, session: Session) -> int:
+        """A connection has begun; the number it gets."""
+        self.sessions[session] = None
+        self.counters["connections"] += 1
+        return self.counters["connections"]
+
+    def identify(self, session: Session, client_id: str, now: float) -> None:
+        """Give a session the id that its client claims, if it is free (spec: identity)."""
+        for other in self.clients.get(client_id, []):
+            if other is session or other.pairs_with(session):
+                continue
+            same_token = session.token != "" and session.token == other.token
+            if not same_token and now - other.last_heard < SILENCE:
+                raise RefusedError("conflict", f"the client id {client_id} is in use")
+            other.close("another connection took over its client id")
+        self._forget_client(session)
+        session.client_id = client_id
+        self.clients.setdefault(client_id, []).append(session)
+
+    def _forget_client(self, session: Session) -> None:
+        if mine := self.clients.get(session.client_id):
+            mine[:] = [other for other in mine if other is not session]
+            if not mine:
+                del self.clients[session.client_id]
+
+    def left(self, session: Session, reason: str) -> None:
+        """A connection has ended: nothing is left of it but what must survive."""
+        self.sessions.pop(session, None)
+        self._forget_client(session)
+        for filter in list(session.filters):
+            self._topics.remove(filter, session)
+        if session.filters:
+            session.filters.clear()
+            self.forget_routes()
+        self.services.left(session)
+        self.store.left(session)
+        self.streams.left(session)
+        self.queues.left(session, session.last_heard)
+        self.flow.left(session)
+        self.counters["disconnects"] += 1
+
+    def protocol_error(self, session: Session, error: ProtocolError) -> None:
+        """A peer broke its grammar."""
+        self.counters["protocol_errors"] += 1
+        log.warning("%s: %s", session.link.peer, error)
+
+    def count_refused(self, code: str, count: int = 1) -> None:
+        """Messages were not done, for a reason."""
+        self.counters[f"refused.{code}"] += count
+
+    def count_dropped(self, reason: str, count: int = 1) -> None:
+        """Messages were not delivered to somebody, for a reason."""
+        self.counters[f"dropped.{reason}"] += count
+
+    # Topics
+
+    def subscribe(self, session: Session, filter: str, now: float, prefetch: int = 0) -> None:
+        """Let a session have what is published to a filter's addresses from now on."""
+        check_filter(filter)
+        if not session.rights.allows("subscribe", filter):
+            raise RefusedError("unauthorized", f"no right to subscribe to {filter}")
+        if filter in self.queues:
+            session.consumes[filter] = None
+            self.queues.get(filter).consume(session, prefetch, now)
+            return
+        if self._topics.add(filter, session):
+            session.filters[filter] = None
+            self.forget_routes()
+
+    def unsubscribe(self, session: Session, filter: str, now: float) -> None:
+        """Take a subscription back; an empty filter takes all of them."""
+        for name in list(session.consumes):
+            if filter in ("", name) and name in self.queues:
+                del session.consumes[name]
+                self.queues.get(name).cancel(session, now)
+                if filter:
+                    return
+        for one in [filter] if filter else list(session.filters):
+            if session.filters.pop(one, 0) == 0:
+                raise RefusedError("not_found", f"no subscription to {one}")
+            self._topics.remove(one, session)
+        self.forget_routes()
+
+    def check_publish(self, session: Session, address: str) -> None:
+        """May a session publish to an address?"""
+        audience = self._audience_of(address, session.rights)
+        if audience.refusal is not None:
+            raise audience.refusal
+
+    def check_queue(self, name: str) -> None:
+        """May this address become a queue?"""
+        check_address(name)
+        if name.startswith("$"):
+            raise RefusedError("bad_request", f"{name} is reserved")
+        if any(name in session.filters for session in self._topics.match(name)):
+            raise RefusedError("conflict", f"{name} is a topic that has subscribers")
+
+    def forget_routes(self) -> None:
+        """Work every audience out again: somebody subscribed, or a queue came or went."""
+        self._audiences.clear()
+        self._numbers.clear()
+        for rights in self.all_rights:
+            rights.routes.clear()
+
+    def _audience_of(self, address: str, rights: Rights) -> Audience:
+        try:
+            check_address(address)
+            if address.startswith("$"):
+                raise RefusedError("bad_request", "addresses that begin with `$` are reserved")
+            if not rights.allows("publish", address):
+                raise RefusedError("unauthorized", "no right to publish to this address")
+        except RefusedError as refusal:
+            return self._intern((), "disconnect", refusal)
+        if address in self.queues:
+            return self._intern((), "disconnect", None, self.queues.get(address))
+        return self._intern(tuple(self._topics.match(address)), self.flow.policy_of(address), None)
+
+    def _intern(
+        self,
+        members: tuple[Session, ...],
+        policy: Policy,
+        refusal: RefusedError | None,
+        queue: Queue | None = None,
+    ) -> Audience:
+        key = (members, policy, str(refusal) if refusal else None, queue)
+        if key in self._numbers:
+            return self._audiences[self._numbers[key]]
+        audience = Audience(len(self._audiences), members, {}, policy, refusal, queue)
+        for member in members:
+            audience.forms.setdefault(member.form, []).append(member)
+        self._numbers[key] = audience.number
+        self._audiences.append(audience)
+        return audience
+
+    def publish(
+        self, session: Session, table: FrameTable, start: int, end: int, now: float
+    ) -> None:
+        """Deliver the rows [start, end), all of them publishes of this session."""
+        routes = session.rights.routes
+        if len(routes) > MAX_ROUTES:
+            self.forget_routes()
+        at = start
+        while (at := routes.assign(table, at, end)) < end:
+            address = table.address(at)
+            routes.add(address, self._audience_of(address.decode(), session.rights).number)
+        self.counters["received"] += end - start
+        sole = routes.sole(start, end)
+        if sole == MIXED:
+            self._publish_mixed(session, table, start, end, now)
+            return
+        audience = self._audiences[sole]
+        if audience.members:
+            self._deliver(session, audience.forms, audience.policy, table, start, end, None, now)
+        is_topic = audience.refusal is None and audience.queue is None
+        if not is_topic or wants_ack(table, start, end):
+            self._settle(session, audience, table, span(start, end), now)
+
+    def _settle(
+        self,
+        session: Session,
+        audience: Audience,
+        table: FrameTable,
+        rows: array[int],
+        now: float,
+    ) -> None:
+        """What is left to do with rows of one audience: queue them, refuse them, answer."""
+        if audience.refusal is not None:
+            self.count_refused(audience.refusal.code, len(rows))
+        if audience.queue is not None:
+            messages = [table.message(row) for row in rows]
+            for message in messages:
+                self._enqueue(session, audience.queue, message, now)
+        else:
+            messages = [table.message(row) for row in rows if table.flags[row] & Flag.ACK]
+        for message in messages:
+            if message.flags & Flag.ACK:
+                self._answer(session, message, audience.refusal)
+
+    def _answer(self, session: Session, message: Message, refusal: RefusedError | None) -> None:
+        """Tell a sender that wants to know, once what it sent is durable."""
+        if refusal is not None:
+            session.refuse(message, refusal)
+        else:
+            self.engine.after(lambda: session.accept(message))
+
+    def _enqueue(self, session: Session, queue: Queue, message: Message, now: float) -> None:
+        wait = message.ttl / 1000 if message.ttl and not session.counts_hops else 0.0
+        queue.put(
+            replace(message, source=session.client_id or message.source),
+            now,
+            expires=now + wait if wait else 0.0,
+        )
+
+    def queue_to_consume(self, session: Session, name: str) -> Queue:
+        """A queue that a session may take messages from; declared if need be."""
+        if not session.rights.allows("subscribe", check_address(name)):
+            raise RefusedError("unauthorized", f"no right to consume {name}")
+        session.consumes[name] = None
+        return self.queues.declare(QueueSettings(name))
+
+    def queue_states(self) -> list[dict[str, object]]:
+        """What people want to know of every queue."""
+        return [
+            {
+                "name": queue.settings.name,
+                "mode": queue.settings.mode,
+                "messages": len(queue),
+                "consumers": queue.consumers,
+            }
+            for queue in self.queues.all()
+        ]
+
+    def check_admin(self, session: Session, name: str) -> None:
+        """May a session remove what others use?"""
+        if not session.rights.admin:
+            raise RefusedError("unauthorized", f"no right to remove {name}")
+
+    def enqueue(self, session: Session, message: Message, now: float) -> None:
+        """Put one message into a queue, which is declared if need be."""
+        if not session.rights.allows("publish", check_address(message.address)):
+            raise RefusedError("unauthorized", f"no right to publish to {message.address}")
+        self._enqueue(session, self.queues.declare(QueueSettings(message.address)), message, now)
+
+    def _publish_mixed(
+        self, session: Session, table: FrameTable, start: int, end: int, now: float
+    ) -> None:
+        """Rows with several audiences: gather per session, in the order of arrival."""
+        routes = session.rights.routes
+        known = list(self._audiences)  # dead letters may declare a queue, and renumber them
+        present = [known[number] for number in routes.present(start, end)]
+        wanted = {(member, one.policy) for one in present for member in one.members}
+        for member, policy in sorted(wanted, key=lambda pair: pair[0].number):
+            mask = bytes(member in one.members and one.policy == policy for one in known)
+            rows = routes.select(mask, start, end)
+            self._deliver(session, {member.form: [member]}, policy, table, 0, 0, rows, now)
+        parts = [
+            (one, routes.select(bytes(o is one for o in known), start, end)) for one in present
+        ]
+        for one, rows in parts:
+            self._settle(session, one, table, rows, now)
+
+    def _deliver(
+        self,
+        session: Session,
+        forms: dict[str, list[Session]],
+        policy: Policy,
+        table: FrameTable,
+        start: int,
+        end: int,
+        rows: array[int] | None,
+        now: float,
+    ) -> None:
+        """Write rows [start, end), or these, to the members, once per form."""
+        count = end - start if rows is None else len(rows)
+        for form, members in forms.items():
+            # TMQ tells the first receiver from the others (spec: tmq 5).
+            told_apart = form.startswith("tmq") and len(members) > 1
+            frames = self.frames(session, form, table, start, end, rows, first=True)
+            for member in members:
+                if frames and self.flow.admits(member, count, policy):
+                    member.link.write(frames)
+                    self.flow.wrote(member, session, policy, now)
+                    self.counters["delivered"] += count
+                if told_apart:
+                    told_apart = False
+                    frames = self.frames(session, form, table, start, end, rows, first=False)
+
+    def frames(
+        self,
+        session: Session,
+        form: str,
+        table: FrameTable,
+        start: int,
+        end: int,
+        rows: array[int] | None,
+        *,
+        first: bool,
+    ) -> bytes | memoryview:
+        """The rows as a member of this form gets them: as they came, or translated."""
+        as_it_came = table is self.table and form == session.form
+        if as_it_came and session.forwards_as_is(table, start, end, rows):
+            if rows is not None:
+                return gather(table, rows)
+            if is_contiguous(table, start, end):
+                begin = table.frame_at[start]
+                stop = table.frame_at[end - 1] + table.frame_len[end - 1]
+                return bytes(memoryview(table.buffer)[begin:stop])
+        if rows is None:
+            rows = span(start, end)
+        encode = self.encoder(form)
+        encode.origin = session.client_id.encode()
+        encode.first = first
+        frames = encode.encode(table, rows)
+        for reason, count in encode.skipped.items():
+            self.count_dropped(f"untranslatable_{reason}", count)
+        encode.skipped.clear()
+        return frames
+
+    def encoder(self, form: str) -> Encoder:
+        """The node's encoder for a form: a dialect, perhaps with inclusive lengths."""
+        if form not in self._encoders:
+            dialect, _, inclusive = form.partition("+")
+            self._encoders[form] = encoder(dialect, client=False)
+            if inclusive:
+                self._encoders[form].inclusive = True
+        return self._encoders[form]
+
+    def prepare_mfp(self, uid_seed: bytes, *, split: bool) -> None:
+        """Say how new mfp uids begin, and whether long messages are split (spec: mfp 6)."""
+        self._encoders["mfp-1"] = MfpEncoder(client=False, uid_seed=uid_seed, split=split)
+
+    # One message at a time
+
+    def publish_message(self, session: Session, message: Message, now: float) -> None:
+        """Publish one message that is not in the node's table."""
+        self._single.fill([message], message.dialect)
+        self.publish(session, self._single, 0, 1, now)
+
+    def send_to_client(self, session: Session, message: Message) -> None:
+        """Pass a direct message on to the client that it names."""
+        if not self.client_to_send_to(session, message.target).send(message):
+            raise RefusedError("not_found", f"{message.target} cannot be told this")
+        self.counters["delivered"] += 1
+
+    def client_to_send_to(self, session: Session, name: str) -> Session:
+        """The session of a client that takes messages for itself."""
+        if not session.rights.allows("publish", f"$client/{name}"):
+            raise RefusedError("unauthorized", f"no right to send to {name}")
+        for other in self.clients.get(name, ()):
+            if other.takes_direct:
+                return other
+        raise RefusedError("not_found", f"no client {name} that takes messages")
+
+    def tick(self, now: float) -> None:
+        """Let time pass: requests time out, slow consumers are told from stopped ones."""
+        self.services.tick(now)
+        self.store.tick(now)
+        self.queues.tick(now)
+        self.flow.tick(now)
+        for session, due in list(self.unsettled.items()):
+            if due <= now:
+                del self.unsettled[session]
+                session.settle()
+        if now - self._swept >= 1.0:
+            self._swept = now
+            for each in list(self.sessions):
+                each.tick(now)
+
+    def close(self, sessions: Iterable[Session] | None = None) -> None:
+        """Say goodbye to everybody."""
+        for session in list(self.sessions if sessions is None else sessions):
+            session.say_goodbye()
+            session.close("the broker stops")

@@ -1,0 +1,190 @@
+"""Sessions of the dialects that have an op and an answer for everything: Kobold, boson-binary.
+
+What is answered (spec: kobold 9, decision 25): the data store, info and dequeue always; everything
+else when the client asks for it, by `ack=1` or by giving a transaction or correlation id.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import cbor2
+
+from wirelake.broker.session import Session
+from wirelake.errors import RefusedError
+from wirelake.message import Flag, Message
+from wirelake.wire.kobold import KoboldScanner
+
+#: How long an undecided first frame of Kobold is waited on (decision 15), in seconds.
+SETTLE_AFTER = 0.2
+
+
+class OpSession(Session):
+    """A client whose frames name their op."""
+
+    has_streams = True
+
+    def perform(self, message: Message, now: float) -> None:
+        """Do what a message asks for, or raise RefusedError."""
+        self.authenticate(message, now)
+        match message.op:
+            case "publish" if message.target:
+                self.node.send_to_client(
+                    self, replace(message, op="direct", source=self.client_id, flags=Flag(0))
+                )
+            case "publish":
+                kept = {k: v for k, v in message.headers.items() if k not in ("$token", "$client")}
+                self.node.publish_message(self, replace(message, headers=kept), now)
+                return
+            case "subscribe":
+                self.node.subscribe(self, message.address, now, _number(message, "$count"))
+            case "unsubscribe":
+                self.node.unsubscribe(self, message.address, now)
+            case "request":
+                if not message.correlation_id:
+                    raise RefusedError("bad_request", "a request has a transaction id")
+                self.node.services.request(self, message, now)
+                return
+            case "reply":
+                self.node.services.reply(self, message)
+                return
+            case "serve":
+                self.node.services.serve(self, message.address)
+            case "unserve":
+                self.node.services.unserve(self, message.address)
+            case "create" | "update" | "delete" | "read":
+                self._store(message, now)
+                return
+            case "enqueue":
+                self.node.enqueue(self, message, now)
+            case "dequeue":
+                queue = self.node.queue_to_consume(self, message.address)
+                wait = _number(message, "$wait") / 1000
+                queue.pull(self, message, max(1, _number(message, "$count")), wait, now)
+                return
+            case "ack":
+                self.node.queues.get(message.address).ack(self, message.id, now)
+            case "nack":
+                requeue = message.headers.get("$requeue", "1") != "0"
+                self.node.queues.get(message.address).nack(self, message.id, now, requeue=requeue)
+            case "open":
+                self.node.streams.open(self, message)
+            case "data":
+                self.node.streams.data(self, message, now)
+                return
+            case "close":
+                self.node.streams.close(self, message)
+                return
+            case "watch":
+                self.node.store.watch(self, message.address)
+            case "auth":
+                pass  # done above
+            case "ping":
+                self.send(Message(op="pong", id=message.id, correlation_id=message.correlation_id))
+                return
+            case "pong":
+                return
+            case "info":
+                self._tell_state(message)
+                return
+            case _:
+                raise RefusedError("bad_request", f"{message.op} is not for a broker")
+        if message.flags & Flag.ACK or message.correlation_id:
+            self.node.engine.after(lambda: self.accept(message))
+
+    def _store(self, message: Message, now: float) -> None:
+        """The data store always answers, once a change is durable."""
+        store = self.node.store
+        if message.op == "read":
+            entry = store.read(self, message)
+        else:
+            change = {"create": store.create, "update": store.update, "delete": store.delete}
+            entry = change[message.op](self, message, now)
+        value = entry.value if message.op == "read" and entry.value else b""
+        answer = Message(
+            op="ok",
+            id=message.id,
+            correlation_id=message.correlation_id,
+            payload=value,
+            headers={"$rev": str(entry.revision)},
+        )
+        self.node.engine.after(lambda: self.send(answer))
+
+    def authenticate(self, message: Message, now: float) -> None:
+        """Take a token and a client id from whatever message carries them."""
+        token = message.headers.get("$token", "")
+        if token and token != self.token:
+            self.node.authenticate(self, token)
+        client = message.headers.get("$client", "")
+        if client and client != self.client_id:
+            self.node.identify(self, client, now)
+
+    def accept(self, message: Message) -> None:
+        """Tell the client that its message is done."""
+        self.send(Message(op="ok", id=message.id, correlation_id=message.correlation_id))
+
+    def refuse(self, message: Message, error: RefusedError) -> None:
+        """Tell the client why its message was not done."""
+        self.send(
+            Message(
+                op="error",
+                id=message.id,
+                correlation_id=message.correlation_id,
+                payload=error.text.encode(),
+                headers={"$code": error.code},
+            )
+        )
+
+    def end_of_pull(self, request: Message, taken: int) -> None:
+        """OK, with how many there were (spec: kobold, DEQ)."""
+        self.send(
+            Message(
+                op="ok",
+                id=request.id,
+                correlation_id=request.correlation_id,
+                headers={"$count": str(taken)},
+            )
+        )
+
+    def _tell_state(self, message: Message) -> None:
+        if message.address != "$node":
+            raise RefusedError("not_found", f"there is no information about {message.address}")
+        state = self.node.state()
+        payload = json.dumps(state).encode() if self.dialect == "kobold-1" else cbor2.dumps(state)
+        self.send(
+            Message(op="ok", id=message.id, correlation_id=message.correlation_id, payload=payload)
+        )
+
+
+def _number(message: Message, name: str) -> int:
+    """A parameter that is a number, 0 where it is absent."""
+    value = message.headers.get(name, "0")
+    if not value.isdecimal() or len(value) > 9:
+        raise RefusedError("bad_request", f"{name[1:]} is a number, not {value}")
+    return int(value)
+
+
+class KoboldSession(OpSession):
+    """OpSession with Kobold's two readings of a length."""
+
+    scanner: KoboldScanner
+
+    def receive(self, data: memoryview, now: float) -> int:
+        """Take what can be taken of these bytes; return how many."""
+        used = super().receive(data, now)
+        if self.scanner.undecided:
+            self.node.unsettled.setdefault(self, now + SETTLE_AFTER)
+        return used
+
+    def settle(self) -> None:
+        """Nothing has followed an undecided first frame: take it as it stands."""
+        self.scanner.settle()
+        self.link.receive_again()
+
+    def control(self, message: Message, now: float) -> None:
+        """Do what one message asks for, and answer in kind."""
+        if self.scanner.inclusive and not self.encoder.inclusive:
+            self.encoder.inclusive = True
+            self.form = f"{self.dialect}+inclusive"
+        super().control(message, now)

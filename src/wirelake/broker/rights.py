@@ -1,0 +1,51 @@
+"""Who may do what: the rights a token gives, as filters per kind of action."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from wirelake.broker.route import Routes
+
+KINDS = ("publish", "subscribe", "serve", "store", "admin")
+EVERYTHING = ("#", "$#")
+
+
+def covers(allowed: str, wanted: str) -> bool:
+    """Does a filter allow everything that another one asks for?"""
+    if allowed == wanted:
+        return True
+    mine, theirs = allowed.split("/"), wanted.split("/")
+    if wanted.startswith("$") and mine[0] != theirs[0]:
+        return False  # `$client/+` covers every client, `+/+` none
+    for position, level in enumerate(mine):
+        if level == "#":
+            return True
+        if position == len(theirs) or theirs[position] == "#":
+            return False
+        if level not in ("+", theirs[position]):
+            return False
+    return len(mine) == len(theirs)
+
+
+@dataclass(eq=False, slots=True)
+class Rights:
+    """What the holders of one token may do; they also share one table of routes."""
+
+    name: str
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    serve: tuple[str, ...] = ()
+    store: tuple[str, ...] = ()
+    admin: bool = False
+    routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
+
+    def allows(self, kind: str, filter: str) -> bool:
+        """May they do this kind of thing to an address, or to all that a filter matches?"""
+        allowed: tuple[str, ...] = getattr(self, kind)
+        return any(one == "#" or covers(one, filter) for one in allowed)
+
+
+def all_rights(name: str = "everyone") -> Rights:
+    """Those of anybody, where no tokens are configured."""
+    return Rights(name, ("#",), ("#",), ("#",), ("#",), admin=True)

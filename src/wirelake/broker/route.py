@@ -1,0 +1,293 @@
+"""The hot half of routing: rows of a frame table to audiences, without an object per message.
+
+An *audience* is a set of subscribers, numbered by the broker: all addresses that go to the same
+subscribers share one. `Routes` is a hash table from an address's bytes to its audience; a row whose
+address it has not seen is given back to the broker, which works the audience out once. `gather`
+copies the frames that one subscriber gets out of the scanned buffer, and `select` lists their rows
+for an encoder.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import cython
+
+from wirelake.message import Flag, Op
+from wirelake.wire.table import SECRET
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcmp
+    from cython.cimports.wirelake.wire.octets import Octets
+    from cython.cimports.wirelake.wire.table import FrameTable
+else:
+    from wirelake.wire.octets import Octets
+    from wirelake.wire.table import FrameTable
+
+_PUBLISH = cython.declare(cython.int, Op.PUBLISH)
+#: What makes a publish more than a message for whoever listens.
+_SPECIAL = cython.declare(cython.int, Flag.RESPONSE | Flag.OVERSIZE | SECRET)
+_ACK = cython.declare(cython.int, Flag.ACK)
+
+# Literals of more than 31 bits would be Python objects when compiled.
+_BASIS = cython.declare(cython.longlong, 2166136261)
+_PRIME = cython.declare(cython.longlong, 16777619)
+_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
+
+#: Returned by `assign` when every row has one and the same audience is to be told from several.
+MIXED = -1
+
+
+def plain_run(table: FrameTable, start: cython.Py_ssize_t) -> int:
+    """Where the run of plain publishes that begins at row `start` ends."""
+    row: cython.Py_ssize_t = start
+    while (
+        row < table.count
+        and table.op[row] == _PUBLISH
+        and not table.flags[row] & _SPECIAL
+        and table.target_len[row] == 0
+    ):
+        row += 1
+    return int(row)
+
+
+def wants_ack(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> bool:
+    """Has any row in [start, end) a sender that wants to be told?"""
+    row: cython.Py_ssize_t
+    flags: cython.int = 0
+    for row in range(start, end):
+        flags |= table.flags[row]
+    return bool(flags & _ACK)
+
+
+def span(start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> array[int]:
+    """The rows [start, end), one by one."""
+    row: cython.Py_ssize_t
+    rows: array[int] = array("i", [0]) * (end - start)
+    cells: cython.int[::1] = rows
+    for row in range(start, end):
+        cells[row - start] = row
+    return rows
+
+
+@cython.final
+@cython.cclass
+class Routes:
+    """Audiences by address: open addressing, keys in one buffer."""
+
+    slots: cython.int[::1]
+    mask: cython.longlong
+    count: cython.Py_ssize_t
+    hashes: cython.longlong[::1]
+    key_at: cython.int[::1]
+    key_len: cython.int[::1]
+    audience: cython.int[::1]
+    keys: Octets
+    seed: cython.longlong
+    assigned = cython.declare(cython.int[::1], visibility="public")
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed  # so that nobody can choose addresses that fall into one slot
+        self.keys = Octets(4096)
+        self.assigned = array("i", [0]) * 4096
+        self.clear()
+
+    def __len__(self) -> int:
+        return int(self.count)
+
+    def clear(self) -> None:
+        """Forget every route, as when somebody subscribes."""
+        self.keys.size = 0
+        self.count = 0
+        self._size(256)
+
+    @cython.cfunc
+    def _size(self, entries: cython.Py_ssize_t) -> cython.int:
+        """Make room for so many routes, in a table twice as large."""
+        k: cython.Py_ssize_t
+        hashes = array("q", [0]) * entries
+        key_at = array("i", [0]) * entries
+        key_len = array("i", [0]) * entries
+        audience = array("i", [0]) * entries
+        slot: cython.longlong
+        if self.count:
+            hashes[: self.count] = array("q", self.hashes[: self.count])
+            key_at[: self.count] = array("i", self.key_at[: self.count])
+            key_len[: self.count] = array("i", self.key_len[: self.count])
+            audience[: self.count] = array("i", self.audience[: self.count])
+        self.hashes = hashes
+        self.key_at = key_at
+        self.key_len = key_len
+        self.audience = audience
+        self.slots = array("i", [-1]) * (2 * entries)
+        self.mask = 2 * entries - 1
+        for k in range(self.count):
+            slot = self.hashes[k] & self.mask
+            while self.slots[slot] >= 0:
+                slot = (slot + 1) & self.mask
+            self.slots[slot] = k
+        return 0
+
+    def add(self, address: bytes, audience: int) -> None:
+        """Remember an address's audience."""
+        code: cython.longlong = _hash(self.seed, address, 0, len(address))
+        slot: cython.longlong
+        if self.count == len(self.hashes):
+            self._size(2 * self.count)
+        slot = code & self.mask
+        while self.slots[slot] >= 0:
+            slot = (slot + 1) & self.mask
+        self.slots[slot] = self.count
+        self.hashes[self.count] = code
+        self.key_at[self.count] = self.keys.size
+        self.key_len[self.count] = len(address)
+        self.audience[self.count] = audience
+        self.keys.put_bytes(address)
+        self.count += 1
+
+    def assign(self, table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> int:
+        """Fill `assigned` for the rows in [start, end); stop at the first unknown address.
+
+        Returns the row it stopped at, `end` when all are assigned.
+        """
+        row: cython.Py_ssize_t
+        known: cython.int = -1
+        at: cython.int
+        n: cython.int
+        last_at: cython.int = 0
+        last_n: cython.int = -1
+        p: cython.p_const_uchar
+        q: cython.p_const_uchar = table.side.data
+        if len(self.assigned) < table.capacity:
+            self.assigned = array("i", [0]) * table.capacity
+        for row in range(start, end):
+            at = table.address_at[row]
+            n = table.address_len[row]
+            p = table.address_p
+            if at < 0:
+                p = table.side.data
+                at = -1 - at
+            if n != last_n or not _equal(p, at, q, last_at, n):
+                known = self._find(p, at, n)
+                if known < 0:
+                    return int(row)
+                q, last_at, last_n = p, at, n
+            self.assigned[row] = known
+        return int(end)
+
+    def sole(self, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> int:
+        """The audience that all rows in [start, end) have, or MIXED."""
+        row: cython.Py_ssize_t
+        for row in range(start + 1, end):
+            if self.assigned[row] != self.assigned[start]:
+                return MIXED
+        return int(self.assigned[start])
+
+    def present(self, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> list[int]:
+        """The audiences that the rows in [start, end) have, each once."""
+        row: cython.Py_ssize_t
+        last: cython.int = -1
+        found: dict[int, None] = {}
+        for row in range(start, end):
+            if self.assigned[row] != last:
+                last = self.assigned[row]
+                found[last] = None
+        return list(found)
+
+    @cython.cfunc
+    @cython.exceptval(-2, check=True)
+    def _find(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+    ) -> cython.int:
+        code: cython.longlong = _hash(self.seed, p, at, n)
+        slot: cython.longlong = code & self.mask
+        k: cython.int
+        while True:
+            k = self.slots[slot]
+            if k < 0:
+                return -1
+            if (
+                self.hashes[k] == code
+                and self.key_len[k] == n
+                and _equal(p, at, self.keys.data, self.key_at[k], n)
+            ):
+                return self.audience[k]
+            slot = (slot + 1) & self.mask
+
+    def select(
+        self,
+        members: cython.const[cython.uchar][::1],
+        start: cython.Py_ssize_t,
+        end: cython.Py_ssize_t,
+    ) -> array[int]:
+        """The rows in [start, end) whose audience is one of `members` (a byte per audience)."""
+        row: cython.Py_ssize_t
+        n: cython.Py_ssize_t = 0
+        rows: array[int] = array("i", [0]) * (end - start)
+        cells: cython.int[::1] = rows
+        for row in range(start, end):
+            if self.assigned[row] < len(members) and members[self.assigned[row]]:
+                cells[n] = row
+                n += 1
+        return rows[:n]
+
+
+def gather(table: FrameTable, rows: cython.const[cython.int][::1]) -> memoryview:
+    """The frames of these rows, byte for byte, as one buffer."""
+    data: cython.const[cython.uchar][::1] = table.buffer
+    out = Octets(1024)
+    k: cython.Py_ssize_t = 0
+    n: cython.Py_ssize_t = len(rows)
+    begin: cython.Py_ssize_t
+    stop: cython.Py_ssize_t
+    p: cython.p_const_uchar
+    if cython.compiled:
+        p = cython.address(data[0])
+    else:
+        p = data
+    while k < n:
+        begin = table.frame_at[rows[k]]
+        stop = begin + table.frame_len[rows[k]]
+        k += 1
+        # Frames that touch go in one copy.
+        while k < n and table.frame_at[rows[k]] == stop:
+            stop += table.frame_len[rows[k]]
+            k += 1
+        out.put(p, begin, stop - begin)
+    return out.take()
+
+
+def is_contiguous(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> bool:
+    """Do the frames of rows [start, end) lie next to each other?"""
+    row: cython.Py_ssize_t
+    for row in range(start + 1, end):
+        if table.frame_at[row] != table.frame_at[row - 1] + table.frame_len[row - 1]:
+            return False
+    return True
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _hash(
+    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+) -> cython.longlong:
+    """FNV-1a, 32 bits."""
+    code: cython.longlong = _BASIS ^ seed
+    i: cython.Py_ssize_t
+    for i in range(at, at + n):
+        code = ((code ^ p[i]) * _PRIME) & _32_BITS
+    return code
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _equal(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    q: cython.p_const_uchar,
+    other: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    if cython.compiled:
+        return memcmp(p + at, q + other, n) == 0
+    return bytes(p[at : at + n]) == bytes(q[other : other + n])

@@ -1,0 +1,102 @@
+"""Byte streams from client to client, with back-pressure all the way from reader to writer.
+
+A stream is opened to a client id; each side knows it under a transaction id of its own. The target
+takes it unless it closes it. Nothing of a stream is kept: what one side sends is written to the
+other, and while that one's outbox is full the sender is not read from. When a side closes, or its
+connection ends, the other learns how many bytes it was sent and, by a code, that the end was not
+clean (spec: byte streams).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from wirelake.errors import RefusedError
+from wirelake.message import Message
+
+if TYPE_CHECKING:
+    from wirelake.broker.node import Node
+    from wirelake.broker.session import Session
+
+#: So many streams may one connection have open.
+MAX_STREAMS = 1000
+
+
+@dataclass(eq=False, slots=True)
+class _End:
+    """One side of a stream."""
+
+    session: Session
+    number: str  # what this side calls the stream
+    received: int = 0  # bytes that were written to it
+    other: _End | None = None
+
+
+class Streams:
+    """The streams that are open, by session and by the id that it knows them under."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._ends: dict[Session, dict[str, _End]] = {}
+        self._number = count(1)
+
+    def open(self, session: Session, message: Message) -> None:
+        """Open a stream to the client that the address names."""
+        mine = self._ends.setdefault(session, {})
+        if not message.correlation_id:
+            raise RefusedError("bad_request", "a stream has a transaction id")
+        if message.correlation_id in mine:
+            raise RefusedError("conflict", f"the stream {message.correlation_id} is open")
+        if len(mine) >= MAX_STREAMS:
+            raise RefusedError("busy", f"{MAX_STREAMS} streams are open")
+        target = self._node.client_to_send_to(session, message.address)
+        if not target.has_streams:
+            raise RefusedError("not_found", f"{message.address} takes no streams")
+        near = _End(session, message.correlation_id)
+        far = _End(target, f"s{next(self._number)}", 0, near)
+        near.other = far
+        target.send(
+            Message(
+                op="open",
+                address=message.address,
+                correlation_id=far.number,
+                source=session.client_id,
+                payload=message.payload,
+            )
+        )
+        mine[near.number] = near
+        self._ends.setdefault(target, {})[far.number] = far
+
+    def data(self, session: Session, message: Message, now: float) -> None:
+        """Pass bytes on to the other side; its reader sets the pace."""
+        other = self._end(session, message).other
+        assert other is not None
+        other.received += len(message.payload)
+        other.session.send(Message(op="data", correlation_id=other.number, payload=message.payload))
+        self._node.flow.wrote(other.session, session, "pause", now)
+
+    def close(self, session: Session, message: Message) -> None:
+        """Close a stream; a code says that it was not done."""
+        self._close(self._end(session, message), message.headers.get("$code", ""))
+
+    def left(self, session: Session) -> None:
+        """A session has ended, and with it its streams, uncleanly."""
+        for end in list(self._ends.get(session, {}).values()):
+            self._close(end, "closed")
+        self._ends.pop(session, None)
+
+    def _end(self, session: Session, message: Message) -> _End:
+        end = self._ends.get(session, {}).get(message.correlation_id)
+        if end is None:
+            raise RefusedError("not_found", f"no stream {message.correlation_id} is open")
+        return end
+
+    def _close(self, end: _End, code: str) -> None:
+        other = end.other
+        assert other is not None
+        del self._ends[end.session][end.number]
+        del self._ends[other.session][other.number]
+        headers = {"$count": str(other.received)} | ({"$code": code} if code else {})
+        other.session.send(Message(op="close", correlation_id=other.number, headers=headers))

@@ -1,0 +1,64 @@
+"""Messages as people and programs see them on the command line."""
+
+from __future__ import annotations
+
+import base64
+from codecs import getincrementaldecoder
+
+from wirelake.message import Flag, Message
+
+PREVIEW = 64
+
+
+def as_object(message: Message) -> dict[str, object]:
+    """A message for `--json`; its payload in base64."""
+    return {
+        "dialect": message.dialect,
+        "op": message.op,
+        "address": message.address,
+        "id": message.id,
+        "correlation_id": message.correlation_id,
+        "source": message.source,
+        "target": message.target,
+        "content_type": message.content_type,
+        "priority": message.priority,
+        "ttl": message.ttl,
+        "headers": _visible_headers(message),
+        "payload": base64.b64encode(message.payload).decode(),
+    }
+
+
+def _visible_headers(message: Message) -> dict[str, str]:
+    """All but the token, which is nobody's to see (decision 4)."""
+    return {name: value for name, value in message.headers.items() if name != "$token"}
+
+
+def details(message: Message) -> str:
+    """What a message has beside address and payload, in few words."""
+    fields = {
+        "id": message.id,
+        "correlation": message.correlation_id,
+        "from": message.source,
+        "to": message.target,
+        "type": message.content_type,
+        "priority": message.priority,
+        "ttl": message.ttl,
+        **_visible_headers(message),
+    }
+    flags = [flag.name.lower() for flag in Flag if flag in message.flags and flag.name]
+    return " ".join([*(f"{name}={value}" for name, value in fields.items() if value), *flags])
+
+
+def preview(payload: bytes) -> str:
+    """The beginning of a payload: as text where it is text, else in hexadecimal."""
+    head = payload[:PREVIEW]
+    decode = getincrementaldecoder("utf-8")().decode  # a character may be cut by the preview
+    try:
+        return printable(decode(head, final=len(payload) <= PREVIEW))
+    except UnicodeDecodeError:
+        return head.hex(" ")
+
+
+def printable(text: str) -> str:
+    """Text that cannot move the cursor or ring the bell."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

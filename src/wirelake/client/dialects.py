@@ -1,0 +1,374 @@
+"""What a client says in each dialect, and what it takes the broker's answers for.
+
+A *speech* is one connection's side of a conversation, without its socket: the verbs of a client
+become messages for the wire, and a message that came in is `hear`d as what it is. An answer is
+told from the others by a key, which was settled when the question was asked. What a dialect has no
+words for is refused before anything is sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from enum import Enum, auto
+from itertools import count
+from typing import NamedTuple
+
+from wirelake.errors import RefusedError
+from wirelake.message import Flag, Message
+from wirelake.wire import DIALECTS, Encoder, encoder
+from wirelake.wire.mfp import MfpEncoder
+
+#: What only some dialects have, by the name that an error calls it.
+_EVERYTHING = {
+    "acknowledgement of a direct message",
+    "acknowledgement of a publish",
+    "client id",
+    "direct message",
+    "header",
+    "message id",
+    "ping",
+    "priority",
+    "request/reply",
+    "service",
+    "ttl",
+}
+ABILITIES: Mapping[str, frozenset[str]] = {
+    "boson-text": frozenset({"ping", "request/reply", "service"}),
+    "boson-binary": frozenset(_EVERYTHING),
+    "mfp-1": frozenset({"acknowledgement of a publish", "client id"}),
+    **dict.fromkeys(("kobold-1", "kobold-2", "kobold-3"), frozenset(_EVERYTHING)),
+    **dict.fromkeys(
+        ("tmq-1.00", "tmq-1.01"),
+        frozenset(_EVERYTHING - {"acknowledgement of a direct message", "header", "service"}),
+    ),
+}
+
+
+def require(dialect: str, ability: str) -> None:
+    """Refuse what a dialect cannot do, and say which can."""
+    if ability not in ABILITIES[dialect]:
+        others = [name for name in DIALECTS if ability in ABILITIES[name]]
+        have = "has" if len(others) == 1 else "have"
+        raise RefusedError("bad_request", f"{dialect} has no {ability}; {', '.join(others)} {have}")
+
+
+class Ask(NamedTuple):
+    """A message that will be answered, and the key that its answer is known by."""
+
+    message: Message
+    key: str
+
+
+class Sort(Enum):
+    """What a message from the broker can be."""
+
+    DELIVERY = auto()
+    DIRECT = auto()
+    REQUEST = auto()
+    ANSWER = auto()
+    PING = auto()
+    END = auto()
+    OTHER = auto()
+
+
+class Heard(NamedTuple):
+    """What a message is and, if it answers something, what and how."""
+
+    sort: Sort
+    key: str = ""
+    refusal: RefusedError | None = None
+
+
+class Speech:
+    """What dialects share; a subclass is a family, an object one connection."""
+
+    #: Do frames that are delivered say their address?
+    has_addresses = True
+    #: Can a client take back that it serves an address?
+    has_unserve = True
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        self._seed = secrets.token_bytes(8)
+        self._made = count(1)
+
+    def encoder(self) -> Encoder:
+        """A new encoder for this connection."""
+        return encoder(self.dialect)
+
+    def new_id(self) -> str:
+        """An id that nobody else has."""
+        return f"{self._seed.hex()}{next(self._made):x}"
+
+    def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
+        """What is asked when a connection begins, one after the other."""
+        raise NotImplementedError
+
+    def publish(self, message: Message, ack: bool) -> Ask:
+        """Publish; the key is for the acknowledgement, if one is wanted."""
+        identity = message.id or (self.new_id() if ack else "")
+        flags = Flag.ACK if ack else Flag(0)
+        return Ask(replace(message, id=identity, flags=flags), f"id:{identity}")
+
+    def subscribe(self, filter: str) -> Ask:
+        """Subscribe to a filter."""
+        return self.control(Message(op="subscribe", address=filter))
+
+    def unsubscribe(self, filter: str) -> Ask:
+        """Take that back."""
+        return self.control(Message(op="unsubscribe", address=filter))
+
+    def serve(self, address: str) -> Ask:
+        """Serve an address."""
+        return self.control(Message(op="serve", address=address))
+
+    def unserve(self, address: str) -> Ask:
+        """Take that back, where the dialect can."""
+        return self.control(Message(op="unserve", address=address))
+
+    def request(self, request: Message) -> Ask:
+        """Send a request."""
+        return self.control(replace(request, op="request"))
+
+    def ping(self) -> Ask:
+        """Ask for a sign of life."""
+        return self.control(Message(op="ping"))
+
+    def control(self, message: Message) -> Ask:
+        """Anything else that is answered."""
+        raise NotImplementedError
+
+    def hear(self, message: Message) -> Heard:
+        """What a message from the broker is."""
+        raise NotImplementedError
+
+    def pong(self, ping: Message) -> Message:
+        """The answer to a ping of the broker."""
+        return Message(op="pong", id=ping.id, correlation_id=ping.correlation_id)
+
+    def farewell(self) -> Message | None:
+        """What is said before hanging up."""
+        return None
+
+
+class OpSpeech(Speech):
+    """Kobold and boson-binary: everything has an op, answers carry the transaction or the id."""
+
+    def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
+        """`AUTH` where there is something to say by it; else a ping, to be heard of."""
+        identity = {"$client": client_id, "$token": token}
+        headers = {name: value for name, value in identity.items() if value}
+        yield self.control(Message(op="auth", headers=headers)) if headers else self.ping()
+
+    def control(self, message: Message) -> Ask:
+        """With a transaction id, which asks for an answer as well."""
+        number = self.new_id()
+        return Ask(replace(message, correlation_id=number), f"tx:{number}")
+
+    def hear(self, message: Message) -> Heard:
+        """What a message from the broker is."""
+        match message.op:
+            case "publish":
+                return Heard(Sort.DIRECT if message.target else Sort.DELIVERY)
+            case "request":
+                return Heard(Sort.REQUEST)
+            case "ok" | "reply" | "pong":
+                return Heard(Sort.ANSWER, self._key(message))
+            case "error":
+                return Heard(Sort.ANSWER, self._key(message), _refusal(message))
+            case "ping":
+                return Heard(Sort.PING)
+        return Heard(Sort.OTHER)
+
+    def _key(self, message: Message) -> str:
+        by_transaction = f"tx:{message.correlation_id}"
+        return by_transaction if message.correlation_id else f"id:{message.id}"
+
+
+class BosonTextSpeech(Speech):
+    """boson-text: `$ok` repeats what it answers, `$error` does not."""
+
+    has_unserve = False
+
+    def __init__(self, dialect: str) -> None:
+        super().__init__(dialect)
+        self._asked: deque[str] = deque()  # controls without an answer, which come in order
+
+    def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
+        """`$auth` with a token; without one a ping, to be heard of."""
+        if token:
+            yield self.control(Message(op="auth", headers={"$token": token}))
+        else:
+            yield self.ping()
+
+    def control(self, message: Message) -> Ask:
+        """By a reserved topic."""
+        if message.op == "request":
+            number = self.new_id()
+            return Ask(replace(message, correlation_id=number), f"tx:{number}")
+        if message.op == "ping":
+            return Ask(message, "pong")
+        # A token may or may not be repeated, so an `$auth` is known by its name alone.
+        key = "$auth" if message.op == "auth" else f"${message.op} {message.address}"
+        self._asked.append(key)
+        return Ask(message, key)
+
+    def hear(self, message: Message) -> Heard:
+        """What a message from the broker is."""
+        match message.op:
+            case "publish":
+                return Heard(Sort.DELIVERY)
+            case "request":
+                return Heard(Sort.REQUEST)
+            case "reply":
+                return Heard(Sort.ANSWER, f"tx:{message.correlation_id}")
+            case "error" if message.correlation_id:
+                return Heard(Sort.ANSWER, f"tx:{message.correlation_id}", _refusal(message))
+            case "pong":
+                return Heard(Sort.ANSWER, "pong")
+            case "ok":
+                content = message.payload.decode(errors="replace")
+                key = "$auth" if content.startswith("$auth ") else content
+                if key in self._asked:
+                    self._asked.remove(key)
+                return Heard(Sort.ANSWER, key)
+            case "error":
+                key = self._asked.popleft() if self._asked else ""
+                return Heard(Sort.ANSWER, key, _refusal(message))
+            case "ping":
+                return Heard(Sort.PING)
+        return Heard(Sort.OTHER)
+
+
+class TmqSpeech(Speech):
+    """TMQ: a greeting and Hello, then answers by message id."""
+
+    #: What the content type of a refusal stands for (spec: tmq 4).
+    CODES: Mapping[int, str] = {
+        400: "bad_request",
+        401: "unauthorized",
+        404: "not_found",
+        481: "exists",
+    }
+    REFUSALS = frozenset({*CODES, 503})
+    #: What the id of a request begins with: a refusal of one has 503 for "no service".
+    REQUEST = "request-"
+
+    def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
+        """The greeting, then Hello (spec: tmq 1)."""
+        yield Ask(Message(op="handshake"), "handshake")
+        fields = {"Client-Id": client_id, "Client-Token": token, "Client-Type": "wirelake"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
+        yield Ask(Message(op="hello", payload=lines.encode()), "hello")
+
+    def control(self, message: Message) -> Ask:
+        """With RS, which asks for an answer."""
+        if message.op == "ping":
+            return Ask(message, "pong")
+        number = self.new_id()
+        if message.op == "request":
+            number = f"{self.REQUEST}{number}"
+        asking = replace(message, id=number, flags=Flag.RESPONSE)
+        return Ask(asking, f"id:{number}")
+
+    def hear(self, message: Message) -> Heard:
+        """What a message from the broker is."""
+        match message.op:
+            case "publish":
+                return Heard(Sort.DELIVERY)
+            case "direct":
+                return Heard(Sort.DIRECT)
+            case "handshake":
+                return Heard(Sort.ANSWER, "handshake")
+            case "ok":
+                return Heard(Sort.ANSWER, "hello")
+            case "error":
+                return Heard(Sort.ANSWER, "hello", self._refused(message))
+            case "ack":
+                return Heard(Sort.ANSWER, f"id:{message.id}")
+            case "reply":
+                refusal = self._refused(message) if message.content_type in self.REFUSALS else None
+                return Heard(Sort.ANSWER, f"id:{message.id}", refusal)
+            case "pong":
+                return Heard(Sort.ANSWER, "pong")
+            case "ping":
+                return Heard(Sort.PING)
+            case "terminate":
+                return Heard(Sort.END)
+        return Heard(Sort.OTHER)
+
+    def farewell(self) -> Message | None:
+        """Terminate (spec: tmq 12)."""
+        return Message(op="terminate")
+
+    def _refused(self, message: Message) -> RefusedError:
+        other = "no_service" if message.id.startswith(self.REQUEST) else "busy"
+        code = self.CODES.get(message.content_type, other)
+        return RefusedError(code, message.payload.decode(errors="replace"))
+
+
+class MfpSpeech(Speech):
+    """mfp: frames have a uid, and an acknowledgement is SUCCESS or FAIL for one."""
+
+    has_addresses = False
+
+    def encoder(self) -> Encoder:
+        """A new encoder, whose own uids are not those made here."""
+        return MfpEncoder(self.dialect, uid_seed=secrets.token_bytes(8))
+
+    def new_id(self) -> str:
+        """A uid."""
+        return f"{self._seed.hex()}{next(self._made):016x}"
+
+    def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
+        """A handshake as PUB or SUB; the connection-id has the token in it (spec: mfp 8)."""
+        name = f"{client_id}:{token}" if token else client_id
+        yield self.control(Message(op="handshake", source=name, headers={"$connection": role}))
+
+    def publish(self, message: Message, ack: bool) -> Ask:
+        """Publish; the encoder sets the topic first, where it changes."""
+        asking = super().publish(message, ack)
+        try:
+            message.payload.decode()
+        except UnicodeDecodeError:
+            return asking
+        return Ask(replace(asking.message, flags=asking.message.flags | Flag.TEXT), asking.key)
+
+    def control(self, message: Message) -> Ask:
+        """All options and handshakes are acknowledged."""
+        number = self.new_id()
+        return Ask(replace(message, id=number), f"id:{number}")
+
+    def hear(self, message: Message) -> Heard:
+        """What a message from the broker is."""
+        match message.op:
+            case "publish":
+                return Heard(Sort.DELIVERY)
+            case "ok":
+                return Heard(Sort.ANSWER, f"id:{message.id}")
+            case "error":
+                refusal = RefusedError("bad_request", "the broker said FAIL; mfp has no reasons")
+                return Heard(Sort.ANSWER, f"id:{message.id}", refusal)
+        return Heard(Sort.OTHER)
+
+
+def _refusal(message: Message) -> RefusedError:
+    code = message.headers.get("$code", "") or "bad_request"
+    return RefusedError(code, message.payload.decode(errors="replace"))
+
+
+_SPEECHES: dict[str, type[Speech]] = {
+    "boson-text": BosonTextSpeech,
+    "boson-binary": OpSpeech,
+    "kobold": OpSpeech,
+    "tmq": TmqSpeech,
+    "mfp": MfpSpeech,
+}
+
+
+def speech(dialect: str) -> Speech:
+    """The speech of a new connection."""
+    return (_SPEECHES.get(dialect) or _SPEECHES[dialect.partition("-")[0]])(dialect)

@@ -1,0 +1,132 @@
+"""Where a broker is and who is calling, from a URL: `kobold-3+tls://name:token@host:7702`.
+
+The scheme is a dialect, or a family for its newest dialect, then `+tls` or `+unix` or both. Every
+fault of it is a `ConfigError` at once, before anything is connected; none shows the token.
+"""
+
+from __future__ import annotations
+
+import secrets
+import ssl
+import unicodedata
+from dataclasses import dataclass, field
+from os import PathLike
+from urllib.parse import unquote, urlsplit
+
+from wirelake.errors import ConfigError
+from wirelake.wire import DIALECTS
+
+#: The newest dialect of each family, and the port it listens at (spec: the wire specification).
+NEWEST = {"boson": "boson-binary", "kobold": "kobold-3", "tmq": "tmq-1.01", "mfp": "mfp-1"}
+DEFAULT_PORTS = {"boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
+
+#: A connection-id of mfp, `name` or `name:token`, has so many UTF-16 code units.
+MFP_ID = range(4, 33)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A broker, the dialect to speak there, and the identity to claim."""
+
+    dialect: str
+    host: str
+    port: int
+    path: str = ""  # of a Unix socket; then there is no host
+    client_id: str = ""
+    token: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        tls = "+tls" if self.tls else ""
+        if self.path:
+            return f"{self.dialect}{tls}+unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.dialect}{tls}://{host}:{self.port}"
+
+
+def parse(
+    url: str,
+    *,
+    client_id: str = "",
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    ca: str | PathLike[str] | None = None,
+    cert: str | PathLike[str] | None = None,
+    key: str | PathLike[str] | None = None,
+) -> Place:
+    """Read a URL; what is given beside it goes before what it says."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # its text may show what was meant to be a token
+        raise ConfigError("url", "it has a host, and a port from 1 to 65535") from None
+    name, *options = parts.scheme.split("+")
+    dialect = NEWEST.get(name, name)
+    if dialect not in DIALECTS:
+        known = ", ".join([*NEWEST, *DIALECTS])
+        raise ConfigError("url", f"{name or 'none'!r} is no dialect; there are {known}")
+    if len(set(options)) < len(options) or not {"tls", "unix"}.issuperset(options):
+        raise ConfigError("url", f"{parts.scheme!r}: behind a dialect come +tls and +unix")
+    if parts.query or parts.fragment:
+        raise ConfigError("url", "it has no ?query and no #fragment")
+    path = unquote(parts.path)
+    if "unix" in options:
+        if parts.netloc.rpartition("@")[2] or len(path) < 2:
+            raise ConfigError("url", f"a Unix socket is {parts.scheme}:///path/of/the/socket")
+    elif path not in ("", "/"):
+        raise ConfigError("url", "it has no path, unless it is of a Unix socket")
+    elif port == 0:
+        raise ConfigError("url", "nothing listens at port 0")
+    if not (tls or ca or cert or key):
+        context = ssl.create_default_context() if "tls" in options else None
+    elif "tls" not in options:
+        raise ConfigError("url", f"keys and certificates are for {dialect}+tls://")
+    else:
+        context = tls or _context(ca, cert, key)
+    client_id = client_id or unquote(parts.username or "")
+    token = token or unquote(parts.password or "")
+    return Place(
+        dialect,
+        "" if "unix" in options else parts.hostname or "127.0.0.1",
+        DEFAULT_PORTS[dialect.partition("-")[0]] if port is None else port,
+        path if "unix" in options else "",
+        _identity(dialect, client_id, token),
+        token,
+        context,
+    )
+
+
+def _context(
+    ca: str | PathLike[str] | None,
+    cert: str | PathLike[str] | None,
+    key: str | PathLike[str] | None,
+) -> ssl.SSLContext:
+    """TLS with this authority instead of the system's, and this certificate of our own."""
+    if key and not cert:
+        raise ConfigError("key", "a key belongs to a certificate: give cert= too")
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert:
+            context.load_cert_chain(cert, key)
+    except OSError as error:
+        raise ConfigError("cert" if cert else "ca", str(error)) from None
+    return context
+
+
+def _identity(dialect: str, client_id: str, token: str) -> str:
+    """The client id, if the dialect can say it with this token; mfp must have one."""
+    for setting, text in (("client_id", client_id), ("token", token)):
+        if any(unicodedata.category(c) == "Cc" for c in text):
+            raise ConfigError(setting, "has no control characters")
+    if len(client_id.encode()) > 255:
+        raise ConfigError("client_id", "has at most 255 bytes")
+    if client_id and dialect == "boson-text":
+        raise ConfigError("client_id", "boson-text has none; all other dialects have")
+    if dialect == "mfp-1":
+        if ":" in client_id:
+            raise ConfigError("client_id", "has no colon in mfp-1: behind it comes the token")
+        client_id = client_id or f"wl-{secrets.token_hex(4)}"
+        whole = f"{client_id}:{token}" if token else client_id
+        if len(whole.encode("utf-16-be")) // 2 not in MFP_ID:
+            raise ConfigError("client_id", "with its token, has 4 to 32 characters in mfp-1")
+    return client_id

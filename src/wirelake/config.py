@@ -1,0 +1,234 @@
+"""The settings: read from a TOML file once, checked strictly, and handed on as typed values.
+
+Whatever is wrong with a setting is a ConfigError that names it and the file. Every setting has a
+default; `Settings()` is the broker that starts without a file.
+
+Tokens stand in the file as SHA-256 hashes. A slow hash would protect secrets that people think up;
+ours are made here from 119 random bits, which nobody guesses however fast the hash is, and a broker
+to which ten thousand clients come back at once must check them quickly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import re
+import secrets
+import string
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from wirelake.errors import ConfigError
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORTS = {"auto": 7700, "boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
+
+#: An mfp client says `name:token` in 32 characters (spec: mfp 8): this leaves eleven for the name.
+TOKEN_LENGTH = 20
+_TOKEN_ALPHABET = string.ascii_letters + string.digits
+
+_MEBIBYTE = 1 << 20
+
+Seconds = Annotated[float, Meta(gt=0)]
+Filters = tuple[str, ...]
+Name = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file, in which nothing unknown may stand."""
+
+
+class LimitSettings(_Table, frozen=True, kw_only=True):
+    """What a peer may send, in bytes; a change is for new connections."""
+
+    message: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
+    headers: Annotated[int, Meta(ge=256, le=1 << 30)] = 64 << 10
+    sequence: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
+
+
+class FlowSettings(_Table, frozen=True, kw_only=True):
+    """What becomes of subscribers that read too slowly; the first filter that matches counts."""
+
+    outbox: Annotated[int, Meta(ge=64 << 10)] = 8 * _MEBIBYTE
+    patience: Seconds = 2.0
+    window: Seconds = 30.0
+    policies: dict[str, Literal["disconnect", "drop", "pause"]] = {}
+
+
+class MfpSettings(_Table, frozen=True, kw_only=True):
+    """What becomes of a message that is too long for mfp."""
+
+    oversize: Literal["drop", "split"] = "drop"
+
+
+class TlsSettings(_Table, frozen=True, kw_only=True):
+    """Files in PEM format, found from the folder of the configuration file."""
+
+    cert: str
+    key: str
+    client_ca: str = ""
+    require_client_cert: bool = False
+
+    def __post_init__(self) -> None:
+        if self.require_client_cert and not self.client_ca:
+            raise ValueError("require_client_cert needs client_ca, to check them against")
+
+
+class TokenSettings(_Table, frozen=True, kw_only=True):
+    """A token, by its hash, and the filters that its holder may use."""
+
+    name: Name
+    hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
+    publish: Filters = ()
+    subscribe: Filters = ()
+    serve: Filters = ()
+    store: Filters = ()
+    admin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """An address to listen at: a host and a port, with TLS or without, or the path of a socket."""
+
+    family: str
+    host: str = DEFAULT_HOST
+    port: int = 0
+    tls: bool = False
+    path: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Listener:
+        """Read `mfp://127.0.0.1:7777`, `auto+tls://0.0.0.0:7700`, `kobold+unix:///run/x.sock`."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError("listen", f"{url}: {error}") from None
+        family, _, over = parts.scheme.partition("+")
+        if family not in DEFAULT_PORTS or over not in ("", "tls", "unix"):
+            raise ConfigError(
+                "listen",
+                f"{url}: a listener is one of {', '.join(DEFAULT_PORTS)},"
+                " alone or with +tls or +unix, then ://",
+            )
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigError("listen", f"{url}: a listener has a host and a port, or a path")
+        if over == "unix":
+            if parts.netloc or not parts.path.startswith("/"):
+                raise ConfigError("listen", f"{url}: a socket's path is whole: {family}+unix:///…")
+            return cls(family, host="", path=unquote(parts.path))
+        if parts.path not in ("", "/"):
+            raise ConfigError("listen", f"{url}: only a +unix listener has a path")
+        port = DEFAULT_PORTS[family] if port is None else port
+        return cls(family, host or DEFAULT_HOST, port, over == "tls")
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"{self.family}+unix://{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.family}{'+tls' if self.tls else ''}://{host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Can nobody but processes of this machine connect?"""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name, which may lead anywhere
+
+
+class Settings(_Table, frozen=True, kw_only=True):
+    """Everything that can be set."""
+
+    listen: tuple[str, ...] = tuple(
+        f"{family}://{DEFAULT_HOST}:{port}" for family, port in DEFAULT_PORTS.items()
+    )
+    insecure: bool = False
+    handshake_timeout: Seconds = 30.0
+    request_timeout: Seconds = 30.0
+    limits: LimitSettings = LimitSettings()
+    flow: FlowSettings = FlowSettings()
+    mfp: MfpSettings = MfpSettings()
+    tls: TlsSettings | None = None
+    tokens: tuple[TokenSettings, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in ("name", "hash"):
+            values = [getattr(token, kind) for token in self.tokens]
+            if twice := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"tokens: two have the {kind} {twice[0]}")
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """Where to listen; only on this machine where anybody may do anything."""
+        found = [Listener.parse(url) for url in self.listen]
+        if not found:
+            raise ConfigError("listen", "there is nothing to listen at")
+        self.check_exposure(found)
+        return found
+
+    def check_exposure(self, listeners: Iterable[Listener]) -> None:
+        """Refuse listeners that others can reach where no tokens say what they may do."""
+        if self.tokens or self.insecure:
+            return
+        for listener in listeners:
+            if not listener.is_local:
+                raise ConfigError(
+                    "listen",
+                    f"{listener} can be reached from other machines and no tokens are configured;"
+                    " add some (wirelake token) or allow it (--insecure)",
+                )
+
+
+def read_settings(file: Path) -> Settings:
+    """The settings of a TOML file."""
+    try:
+        settings = msgspec.toml.decode(file.read_bytes(), type=Settings)
+    except OSError as error:
+        raise ConfigError(str(file), error.strerror or str(error)) from None
+    except msgspec.ValidationError as error:
+        setting, reason = _explain(str(error))
+        raise ConfigError(setting, f"{reason} ({file})") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(file), str(error)) from None
+    if settings.tls is None:
+        return settings
+    folder = file.parent
+    found = msgspec.structs.replace(
+        settings.tls,
+        cert=str(folder / settings.tls.cert),
+        key=str(folder / settings.tls.key),
+        client_ca=settings.tls.client_ca and str(folder / settings.tls.client_ca),
+    )
+    return msgspec.structs.replace(settings, tls=found)
+
+
+def _explain(text: str) -> tuple[str, str]:
+    """What msgspec says of a value, as the setting's name and the reason."""
+    reason, _, path = text.partition(" - at `$")
+    setting = path.rstrip("`").lstrip(".")
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", reason):
+        return ".".join(filter(None, (setting, unknown[1]))), "there is no such setting"
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", reason):
+        return ".".join(filter(None, (setting, missing[1]))), "this setting is missing"
+    if not setting and ": " in reason:
+        setting, _, reason = reason.partition(": ")  # from a check of our own
+    return setting or "settings", reason[:1].lower() + reason[1:]
+
+
+def new_token() -> str:
+    """A token that nobody can guess, short enough for every dialect."""
+    return "".join(secrets.choice(_TOKEN_ALPHABET) for _ in range(TOKEN_LENGTH))
+
+
+def hash_token(token: str) -> str:
+    """How a token stands in the configuration."""
+    return "sha256:" + hashlib.sha256(token.encode()).hexdigest()

@@ -1,0 +1,304 @@
+"""One socket: bytes to its session and back, with one read buffer for all connections.
+
+A read is processed before the next one begins, so all connections of a process read into the same
+buffer; what a session leaves over is copied out, usually a few bytes, and put in front of the next
+read. Only a connection in the middle of a large frame has a buffer of its own, which grows with
+what has come and not with what was announced. An idle connection has none.
+
+A connection ends in steps: what was written goes out, then the client is told that nothing follows,
+and what it still sends is read and thrown away for a moment. Closed at once, with bytes unread, the
+system would reset the connection, and the client might never see our last answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, cast
+
+from wirelake.errors import ProtocolError
+from wirelake.wire import detect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from wirelake.broker.node import Node
+    from wirelake.broker.rights import Rights
+    from wirelake.broker.session import Session
+
+READ = 256 << 10
+
+#: For so long a client that we are done with may go on sending, unheard (seconds).
+LINGER = 0.5
+#: For so long what was written last may take to go out, once a connection is to end (seconds).
+FLUSH = 10.0
+
+#: The families whose clients introduce themselves before anything else (spec: mfp 2, tmq 1).
+_WITH_HANDSHAKE = ("mfp", "tmq")
+
+log = logging.getLogger("wirelake.net")
+
+
+class Hub:
+    """What the connections of a server share: the node, the buffer they read into, each other."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.buffer = memoryview(bytearray(READ))
+        self.connections: set[Connection] = set()
+        self.emptied = asyncio.Event()  # set when the last of them has gone
+        self.rights_of_certificate: Callable[[str], Rights | None] = lambda name: None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A link between a socket and a session; the session exists once the dialect is known."""
+
+    __slots__ = (
+        "_ended",
+        "_family",
+        "_filled",
+        "_heard",
+        "_hub",
+        "_large",
+        "_need",
+        "_paused",
+        "_rest",
+        "_transport",
+        "certificate",
+        "peer",
+        "session",
+    )
+
+    def __init__(self, hub: Hub, family: str | None) -> None:
+        self._hub = hub
+        self._family = family
+        self._transport: asyncio.Transport
+        self._rest: bytearray | None = None  # what is left over of earlier reads
+        self._filled = 0  # bytes of it that are there
+        self._need = 0  # bytes that must be there before the session can do more
+        self._large = False  # the next bytes are read into `_rest` itself
+        self._heard = 0.0
+        self._paused = False
+        self._ended: float | None = None  # since when nothing more is said or listened to
+        self.session: Session | None = None
+        self.certificate = ""  # the name in it, if the client has shown one
+        self.peer = ""
+
+    # From the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.peer = _name(self._transport)
+        self.certificate = _common_name(self._transport)
+        self._transport.set_write_buffer_limits(high=self._hub.node.flow.outbox)
+        self._heard = time.monotonic()
+        self._hub.connections.add(self)
+        log.debug("%s: connected", self.peer)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go: behind what is left over."""
+        rest, filled = self._rest, self._filled
+        if rest is None:
+            return self._hub.buffer
+        if not self._large:
+            self._hub.buffer[:filled] = rest
+            return self._hub.buffer[filled:]
+        if len(rest) == filled:
+            size = max(READ, 2 * filled)
+            self._rest = bytearray(min(size, self._need) if self._need > filled else size)
+            self._rest[:filled] = rest
+            rest = self._rest
+        return memoryview(rest)[filled:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes have come."""
+        if self._ended is not None:
+            return
+        self._heard = now = time.monotonic()
+        total = self._filled + nbytes
+        if self._rest is None or not self._large:
+            self._take(self._hub.buffer[:total], now)
+            return
+        self._filled = total
+        if total >= self._need:
+            self._take(memoryview(self._rest)[:total], now)
+        elif self.session is not None:
+            self.session.last_heard = now
+
+    def _take(self, data: memoryview, now: float) -> None:
+        session = self.session or self._greet(data, now)
+        if session is None:
+            self._keep(data, 0, 0)
+        else:
+            used = session.receive(data, now)
+            self._keep(data, used, session.scanner.need)
+
+    def _keep(self, data: memoryview, used: int, need: int) -> None:
+        """Hold on to what was not used of these bytes."""
+        filled = len(data) - used
+        if not filled or self._ended is not None:
+            self._rest, self._filled, self._large = None, 0, False
+            return
+        large = need > READ or filled > READ // 2
+        if used or not (large and self._large):  # else it lies where it should
+            self._rest = bytearray(data[used:])
+        self._filled, self._need, self._large = filled, need, large
+
+    def _greet(self, data: memoryview, now: float) -> Session | None:
+        """Find out which dialect this is."""
+        node = self._hub.node
+        try:
+            dialect = detect(data, self._family)
+        except ProtocolError as error:
+            node.counters["protocol_errors"] += 1
+            log.warning("%s: %s", self.peer, error)
+            self.write(error.answer)
+            self.close()
+            return None
+        if dialect is not None:
+            self.session = node.session(self, dialect, now)
+            if self.certificate:
+                self.session.token = f"certificate:{self.certificate}"
+                rights = self._hub.rights_of_certificate(self.certificate)
+                self.session.rights = rights or node.rights_of_strangers
+        return self.session
+
+    def receive_again(self) -> None:
+        """Let the session look once more at what it left over."""
+        if self._rest is not None:
+            self._take(memoryview(self._rest)[: self._filled], time.monotonic())
+
+    def eof_received(self) -> bool:
+        """The client sends no more: what it sent is done and answered, then we close.
+
+        It may have closed altogether, which looks the same from here, so it is sent nothing new.
+        """
+        if self._rest is not None:
+            self._hub.node.counters["torn_frames"] += 1
+            log.info("%s: hung up inside a frame, after %d bytes of it", self.peer, self._filled)
+        self._leave("closed by the client")
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._leave(str(exc) if exc else "closed by the client")
+        self._hub.connections.discard(self)
+        if not self._hub.connections:
+            self._hub.emptied.set()
+
+    def _leave(self, reason: str) -> None:
+        if self._ended is None:
+            self._ended = time.monotonic()
+            log.debug("%s: %s", self.peer, reason)
+        self._rest, self._filled, self._large = None, 0, False
+        if self.session is not None:
+            self.session.lost(reason)
+
+    def pause_writing(self) -> None:
+        """The outbox is full; the node has seen so when it wrote."""
+
+    def resume_writing(self) -> None:
+        """The outbox has room again."""
+        if self.session is not None:
+            self._hub.node.flow.drained(self.session, time.monotonic())
+
+    # From the session
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send these bytes after all that was written before."""
+        if self._ended is None and data:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close when everything that was written has gone out."""
+        if self._ended is not None:
+            return
+        self._ended = time.monotonic()
+        if not self._transport.can_write_eof():  # as TLS
+            self._transport.close()
+            return
+        try:
+            self._transport.resume_reading()
+            self._transport.write_eof()
+        except OSError:  # the client is gone; the event loop will hear of it too
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """Close now; what has not gone out is lost."""
+        if self._ended is None:
+            self._ended = time.monotonic()
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no more until `resume`."""
+        if self._ended is None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._ended is None:
+            self._paused = False
+            self._heard = time.monotonic()
+            self._transport.resume_reading()
+
+    @property
+    def buffered(self) -> int:
+        """The bytes written that have not gone out yet."""
+        return self._transport.get_write_buffer_size()
+
+    # From the server
+
+    def check(self, now: float, patience: float) -> None:
+        """End the connection if its client has kept us waiting for too long."""
+        if self._ended is not None:
+            if now - self._ended > (FLUSH if self.buffered else LINGER):
+                self._transport.abort()
+            return
+        awaited = self._awaited()
+        if awaited and not self._paused and now - self._heard > patience:
+            self._hub.node.counters[f"timeouts.{awaited}"] += 1
+            log.warning("%s: closed: nothing of a %s for %g s", self.peer, awaited, patience)
+            self.end("it sent nothing for too long")
+
+    def _awaited(self) -> str:
+        """What the client has begun and not finished, if so."""
+        if self.session is None:
+            return "handshake"
+        if not self.session.client_id and self.session.dialect.startswith(_WITH_HANDSHAKE):
+            return "handshake"
+        return "frame" if self._rest is not None else ""
+
+    def end(self, reason: str) -> None:
+        """Close, and the session with it."""
+        if self.session is not None:
+            self.session.close(reason)
+        self.close()
+
+
+def _name(transport: asyncio.Transport) -> str:
+    """Who the peer is, for people: an address, or a process of this machine."""
+    match transport.get_extra_info("peername"):
+        case (str(host), int(port), *_):
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        case _:
+            sock = transport.get_extra_info("socket")
+            size = struct.calcsize("3i")
+            pid, uid, _ = struct.unpack(
+                "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            )
+            return f"process {pid} of user {uid}"
+
+
+def _common_name(transport: asyncio.Transport) -> str:
+    """The name in the client's certificate, empty where there is none that was checked."""
+    certificate = transport.get_extra_info("peercert") or {}
+    for part in certificate.get("subject", ()):
+        for field, value in part:
+            if field == "commonName":
+                return str(value)
+    return ""

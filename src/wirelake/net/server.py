@@ -1,0 +1,222 @@
+"""Listeners: where the broker can be reached, the clock that drives it, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import stat
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from wirelake.broker.node import Node
+from wirelake.config import Listener, Settings
+from wirelake.engine.memory import MemoryEngine
+from wirelake.errors import ConfigError
+from wirelake.message import Limits
+from wirelake.net.access import Access, check_filters, load_certificate, loses, tls_context
+from wirelake.net.connection import Connection, Hub
+
+__all__ = ["Listener", "Server"]
+
+#: How often the node's clock ticks, and silent connections are looked for (seconds).
+TICK = 0.05
+SWEEP = 1.0
+
+#: What was written last may take so long to go out when the broker stops (seconds).
+GRACE = 9.0
+
+BACKLOG = 4096
+
+log = logging.getLogger("wirelake.net")
+
+
+class Server:
+    """A node on its listeners."""
+
+    def __init__(self, node: Node, listeners: list[Listener], *, patience: float = 30.0) -> None:
+        self.node = node
+        self.listeners = listeners
+        self._hub = Hub(node)
+        self._patience = patience
+        self._tls: ssl.SSLContext | None = None
+        self._servers: list[asyncio.Server] = []
+        self._socket_files: list[tuple[Path, int]] = []
+        self._clock: asyncio.Task[None] | None = None
+        self._swept = 0.0
+
+    @classmethod
+    def configured(cls, settings: Settings) -> Server:
+        """A new node, as the settings want it."""
+        server = cls(Node(MemoryEngine()), settings.listeners)
+        server.configure(settings)
+        return server
+
+    def configure(self, settings: Settings) -> None:
+        """Put settings into force, at the start or while running; a wrong one changes nothing.
+
+        Listeners stay as they are. A client whose rights have become less is disconnected.
+        """
+        settings.check_exposure(self.listeners)
+        check_filters("flow.policies", list(settings.flow.policies))
+        access = Access(settings.tokens)
+        if settings.tls is not None:
+            context = tls_context(settings.tls)
+            if self._tls is None:
+                self._tls = context
+            else:  # the listeners have this one; new connections see the new certificate
+                load_certificate(self._tls, settings.tls)
+        elif any(listener.tls for listener in self.listeners):
+            raise ConfigError("tls", "a +tls listener needs tls.cert and tls.key")
+        self._patience = settings.handshake_timeout
+        node, limits, flow = self.node, settings.limits, settings.flow
+        node.limits = Limits(
+            message=limits.message, headers=limits.headers, sequence=limits.sequence
+        )
+        node.flow.outbox = flow.outbox
+        node.flow.patience = flow.patience
+        node.flow.window = flow.window
+        node.flow.policies = dict(flow.policies)
+        node.services.timeout = settings.request_timeout
+        node.prepare_mfp(os.urandom(8), split=settings.mfp.oversize == "split")
+        self._admit(access)
+
+    def _admit(self, access: Access) -> None:
+        """Let these rights be in force, for the clients that are here too."""
+        node = self.node
+        node.tokens = access.of_token
+        node.rights_of_strangers = access.strangers
+        node.all_rights = access.all
+        self._hub.rights_of_certificate = access.of_certificate
+        for connection in list(self._hub.connections):
+            session = connection.session
+            if session is None or session.closed:
+                continue
+            rights = access.of_session(session, connection.certificate)
+            if rights is None or loses(session.rights, rights):
+                log.info("%s: disconnected: its rights have changed", connection.peer)
+                connection.end("its rights have changed")
+            else:
+                session.rights = rights
+
+    async def start(self) -> list[Listener]:
+        """Listen; the listeners as they are, with the ports that were given out."""
+        opened = []
+        try:
+            for listener in self.listeners:
+                opened += await self._open(listener)
+        except BaseException:
+            self._stop_listening()
+            raise
+        self._clock = asyncio.create_task(self._tick())
+        return opened
+
+    async def _open(self, listener: Listener) -> list[Listener]:
+        loop = asyncio.get_running_loop()
+        connection = partial(
+            Connection, self._hub, None if listener.family == "auto" else listener.family
+        )
+        try:
+            if listener.path:
+                sock = self._bind(Path(listener.path))
+                self._servers.append(
+                    await loop.create_unix_server(connection, sock=sock, backlog=BACKLOG)
+                )
+                return [listener]
+            server = await loop.create_server(
+                connection,
+                listener.host,
+                listener.port,
+                backlog=BACKLOG,
+                ssl=self._context_for(listener),
+                ssl_handshake_timeout=self._patience if listener.tls else None,
+                ssl_shutdown_timeout=5.0 if listener.tls else None,
+            )
+        except OSError as error:
+            number = error.errno or 0  # a resolver's are negative, and not the system's
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise ConfigError("listen", f"{listener}: {reason.lower()}") from None
+        self._servers.append(server)
+        names = [bound.getsockname() for bound in server.sockets]
+        return [replace(listener, host=name[0], port=name[1]) for name in names]
+
+    def _context_for(self, listener: Listener) -> ssl.SSLContext | None:
+        if listener.tls and self._tls is None:
+            raise ConfigError("tls", f"{listener} needs tls.cert and tls.key")
+        return self._tls if listener.tls else None
+
+    def _bind(self, path: Path) -> socket.socket:
+        """A socket at this path; a file that a dead process left there is replaced."""
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(path.stat().st_mode):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    probe.setblocking(False)
+                    with contextlib.suppress(ConnectionRefusedError):
+                        probe.connect(str(path))
+                        raise ConfigError("listen", f"{path}: somebody listens there already")
+                path.unlink()
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(str(path))
+        except BaseException:
+            sock.close()
+            raise
+        self._socket_files.append((path, path.stat().st_ino))
+        return sock
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            try:
+                self.node.tick(now)
+                self._sweep(now)
+            except Exception:
+                log.exception("the clock missed a tick")  # and must not stop for that
+
+    def _sweep(self, now: float) -> None:
+        """Look, now and then, for connections that keep us waiting."""
+        if now - self._swept >= min(SWEEP, self._patience / 4):
+            self._swept = now
+            for connection in list(self._hub.connections):
+                connection.check(now, self._patience)
+
+    def _stop_listening(self) -> None:
+        for server in self._servers:
+            server.close()
+        for path, inode in self._socket_files:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:  # else it is somebody else's by now
+                    path.unlink()
+        self._servers.clear()
+        self._socket_files.clear()
+
+    async def stop(self, grace: float = GRACE) -> None:
+        """Accept nobody any more, say goodbye, let what was written go out, then hang up."""
+        self._stop_listening()
+        self.node.close()
+        for connection in list(self._hub.connections):
+            connection.close()
+        deadline = time.monotonic() + grace
+        while self._hub.connections and time.monotonic() < deadline:
+            self._hub.emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hub.emptied.wait(), TICK)
+            for connection in list(self._hub.connections):
+                connection.check(time.monotonic(), self._patience)
+        if self._clock is not None:
+            self._clock.cancel()
+        self.abort()
+        await asyncio.sleep(0)  # connection_lost is called from the loop
+
+    def abort(self) -> None:
+        """Hang up on everybody now."""
+        if self._hub.connections:
+            log.warning("%d connections were cut off", len(self._hub.connections))
+        for connection in list(self._hub.connections):
+            connection.abort()

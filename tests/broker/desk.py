@@ -1,0 +1,152 @@
+"""A broker on a desk: a node, and clients whose connections are lists. No sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wirelake.broker.node import Node
+from wirelake.broker.session import Session
+from wirelake.engine.memory import MemoryEngine
+from wirelake.message import Flag, Message
+from wirelake.wire import Feed, FrameTable, encoder
+
+DIALECT_ROLES = {"mfp-1": "pub"}
+
+
+class Desk:
+    """A node whose time is a number."""
+
+    def __init__(self, node: Node | None = None) -> None:
+        self.node = node or Node(MemoryEngine())
+        self.now = 100.0
+
+    def client(self, dialect: str, name: str = "", role: str = "pub", token: str = "") -> Client:
+        """A client that has gone through its dialect's opening."""
+        client = Client(self, dialect)
+        client.open(name, role, token)
+        return client
+
+    def pass_time(self, seconds: float, step: float = 0.25) -> None:
+        """Let time pass, in small steps."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step)
+            self.node.tick(self.now)
+
+
+class Client:
+    """The far end of a connection, and the link that the session has to it."""
+
+    def __init__(self, desk: Desk, dialect: str) -> None:
+        self.desk = desk
+        self.dialect = dialect
+        self.peer = f"desk/{dialect}"
+        self.is_open = True
+        self.paused = False
+        self.reads = True  # takes what is written at once
+        self.waiting = bytearray()
+        self.received = bytearray()
+        self.cut = 0  # where what is sent is cut into two reads, if not 0
+        self._encoder = encoder(dialect)
+        self._feed = Feed(dialect)
+        self._rest = b""
+        self.session: Session = desk.node.session(self, dialect, desk.now)
+
+    # The link
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send these bytes."""
+        self.waiting += data
+        if self.reads:
+            self.drain()
+
+    def drain(self) -> None:
+        """The client takes what was written."""
+        self.received += self.waiting
+        self.waiting.clear()
+
+    def close(self) -> None:
+        """Close when all has gone out."""
+        self.is_open = False
+
+    abort = close
+
+    def pause(self) -> None:
+        """Read no more."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Read again."""
+        self.paused = False
+
+    def receive_again(self) -> None:
+        """Give the session once more what it left over."""
+        self.say(b"")
+
+    @property
+    def buffered(self) -> int:
+        """What has not gone out."""
+        return len(self.waiting)
+
+    # The client
+
+    def open(self, name: str, role: str, token: str) -> None:
+        """The dialect's opening."""
+        if self.dialect == "mfp-1":
+            full = f"{name or 'some client'}:{token}" if token else name or "some client"
+            self.send(Message(op="handshake", source=full, headers={"$connection": role}))
+        elif self.dialect.startswith("tmq"):
+            lines = [f"Client-Id: {name}"] * bool(name) + [f"Client-Token: {token}"] * bool(token)
+            self.send(Message(op="handshake"))
+            self.send(Message(op="hello", payload="\r\n".join([*lines, ""]).encode()))
+        elif self.dialect == "boson-text":
+            if token:
+                self.send(Message(op="auth", headers={"$token": token}))
+        elif name or token:
+            headers = {"$client": name} if name else {}
+            if token:
+                headers["$token"] = token
+            self.send(Message(op="auth", headers=headers))
+        self.opening = self.take()
+
+    def say(self, data: bytes) -> None:
+        """Send bytes, as they come."""
+        data = self._rest + data
+        used = self.session.receive(memoryview(data), self.desk.now)
+        self._rest = data[used:]
+
+    def send(self, *messages: Message) -> None:
+        """Send messages of this dialect."""
+        table = FrameTable(max(1, len(messages)))
+        table.fill(messages, self.dialect)
+        frames = bytes(self._encoder.encode(table))
+        assert not self._encoder.skipped, (self._encoder.skipped, messages)
+        self.say(frames[: self.cut])
+        self.say(frames[self.cut :])
+
+    def subscribe(self, *filters: str) -> None:
+        """Subscribe, and read away the answers."""
+        for filter in filters:
+            self.send(Message(op="subscribe", address=filter))
+        self.take()
+
+    def publish(self, address: str, payload: bytes, *, ack: bool = False) -> None:
+        """Publish one message."""
+        flags = Flag.ACK if ack else Flag(0)
+        identity = "m1" if ack and self.dialect != "mfp-1" else ""
+        self.send(Message(address=address, payload=payload, flags=flags, id=identity))
+
+    def take(self) -> list[Message]:
+        """The messages that have come since the last time."""
+        data = bytes(self.received)
+        self.received.clear()
+        return [m for table in self._feed.receive(data) for m in table.messages()]
+
+    def payloads(self) -> list[bytes]:
+        """The payloads of published messages that have come since the last time."""
+        return [m.payload for m in self.take() if m.op == "publish"]
+
+
+def ops(messages: Sequence[Message]) -> list[str]:
+    """Just the ops."""
+    return [message.op for message in messages]

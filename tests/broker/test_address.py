@@ -1,0 +1,92 @@
+"""What is an address, what is a filter, and which of them match."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wirelake.broker.address import FilterIndex, check_address, check_filter, matches
+from wirelake.broker.rights import covers
+from wirelake.errors import RefusedError
+
+LEVELS = st.lists(st.sampled_from(["a", "b", "", "$x", "ž"]), min_size=1, max_size=4)
+ADDRESSES = LEVELS.map("/".join).filter(bool)
+FILTERS = (
+    st.tuples(st.lists(st.sampled_from(["a", "b", "", "$x", "+"]), max_size=3), st.booleans())
+    .map(lambda parts: "/".join([*parts[0], *(["#"] if parts[1] else [])]))
+    .filter(bool)
+)
+
+
+@pytest.mark.parametrize(
+    ("filter", "address", "wanted"),
+    [
+        ("a/b", "a/b", True),
+        ("a/b", "a/c", False),
+        ("a/b", "/a/b", False),
+        ("+/b", "a/b", True),
+        ("+", "a/b", False),
+        ("a/+", "a/", True),
+        ("#", "a", True),
+        ("#", "a/b/c", True),
+        ("a/#", "a", True),
+        ("a/#", "a/b/c", True),
+        ("a/#", "ab", False),
+        ("a/+/c", "a/b/c", True),
+        ("a/+/#", "a", False),
+        ("#", "$node", False),
+        ("+/x", "$node/x", False),
+        ("$node", "$node", True),
+    ],
+)
+def test_a_filter_matches(filter: str, address: str, wanted: bool) -> None:
+    assert matches(filter, address) is wanted
+
+
+@given(st.lists(st.tuples(FILTERS, st.integers(0, 3)), max_size=12), ADDRESSES, st.data())
+def test_the_index_finds_what_the_plain_rule_finds(
+    entries: list[tuple[str, int]], address: str, data: st.DataObject
+) -> None:
+    index: FilterIndex[int] = FilterIndex()
+    kept = dict.fromkeys(entries)
+    for entry in kept:
+        assert index.add(*entry)
+        assert not index.add(*entry)
+    for entry in data.draw(st.lists(st.sampled_from(entries or [("a", 0)]), max_size=5)):
+        assert index.remove(*entry) == (entry in kept)
+        kept.pop(entry, None)
+    found = index.match(address)
+    assert found == list(dict.fromkeys(item for f, item in kept if matches(f, address)))
+    assert len(index) == len(kept)
+
+
+@given(FILTERS, FILTERS, ADDRESSES)
+def test_a_right_covers_only_filters_all_of_whose_addresses_it_matches(
+    allowed: str, wanted: str, address: str
+) -> None:
+    if covers(allowed, wanted) and matches(wanted, address) and not wanted.startswith("$"):
+        assert matches(allowed, address)
+
+
+def test_a_right_to_clients_is_a_right_to_each_of_them() -> None:
+    assert covers("$client/+", "$client/bob")
+    assert not covers("+/+", "$client/bob")
+    assert not covers("sub/+", "sub/#")
+
+
+@pytest.mark.parametrize("address", ["", "a/+", "#", "a+b", "a\n", "a\x85", "x" * 256, "ž" * 128])
+def test_these_are_not_addresses(address: str) -> None:
+    with pytest.raises(RefusedError, match="bad_request"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("filter", ["", "a/b+", "#/a", "a/#/b", "a#", "\x00"])
+def test_these_are_not_filters(filter: str) -> None:
+    with pytest.raises(RefusedError, match="bad_request"):
+        check_filter(filter)
+
+
+@pytest.mark.parametrize(
+    "address", ["a", "/", "/a", "a//b", "x" * 255, "ž" * 127, "$node", "a b|c"]
+)
+def test_these_are_both(address: str) -> None:
+    assert check_address(address) == check_filter(address) == address

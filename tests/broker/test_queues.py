@@ -1,0 +1,250 @@
+"""Queues: kept until acknowledged, in every dialect that takes part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.broker.desk import Client, Desk
+from wirelake.broker.node import Node
+from wirelake.engine.base import QueueSettings
+from wirelake.engine.memory import MemoryEngine
+from wirelake.message import Flag, Message
+from wirelake.wire import DIALECTS
+
+OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
+TMQ = ["tmq-1.00", "tmq-1.01"]
+ACKING = [*OPS, *TMQ]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    desk = Desk()
+    desk.node.queues.declare(QueueSettings("jobs"))
+    return desk
+
+
+def deliveries(client: Client) -> list[Message]:
+    """The queue messages that have come, whatever the dialect calls them."""
+    return [m for m in client.take() if m.op in ("deliver", "publish")]
+
+
+def put(client: Client, *payloads: bytes, **fields: object) -> None:
+    """Put messages into `jobs`, by the dialect's own publish."""
+    message = replace(Message(address="jobs"), **fields)  # type: ignore[arg-type]  # any field
+    client.send(*[replace(message, payload=payload) for payload in payloads])
+
+
+def answer(client: Client, op: str, message: Message, **headers: str) -> None:
+    """Ack or nack a delivery."""
+    shown = {f"${name}": value for name, value in headers.items()}
+    client.send(Message(op=op, address="jobs", id=message.id, headers=shown))
+
+
+@pytest.mark.parametrize("consumer", DIALECTS)
+@pytest.mark.parametrize("producer", DIALECTS)
+def test_a_client_of_any_dialect_takes_part_with_its_own_publish_and_subscribe(
+    desk: Desk, producer: str, consumer: str
+) -> None:
+    producing = desk.client(producer, "producer")
+    put(producing, b"1", b"2", b"3")
+    consuming = desk.client(consumer, "consumer", "sub")
+    consuming.send(Message(op="subscribe", address="jobs"))
+    assert [m.payload for m in deliveries(consuming)] == [b"1", b"2", b"3"]
+    assert len(desk.node.queues.get("jobs")) == (3 if consumer in ACKING else 0)
+
+
+@pytest.mark.parametrize("dialect", ACKING)
+def test_a_message_is_gone_when_it_is_acked_and_comes_again_when_it_is_nacked(
+    desk: Desk, dialect: str
+) -> None:
+    put(desk.client("kobold-3"), b"1", b"2")
+    worker = desk.client(dialect, "worker")
+    worker.subscribe()
+    worker.send(Message(op="subscribe", address="jobs"))
+    one, two = deliveries(worker)
+    answer(worker, "ack", one)
+    answer(worker, "nack", two)
+    (again,) = deliveries(worker)
+    assert (again.payload, again.id) == (b"2", two.id)
+    if dialect in OPS:
+        assert (two.headers["$attempt"], again.headers["$attempt"]) == ("1", "2")
+    else:
+        assert [bool(m.flags & Flag.FIRST) for m in (two, again)] == [True, False]
+        assert two.flags & Flag.ACK  # DE: the queue wants an acknowledgement
+    answer(worker, "ack", again)
+    assert len(desk.node.queues.get("jobs")) == 0
+
+
+def test_messages_go_to_one_consumer_at_a_time_in_turn(desk: Desk) -> None:
+    workers = [desk.client(dialect, f"w-{dialect}") for dialect in ("kobold-1", "tmq-1.01")]
+    for worker in workers:
+        worker.send(Message(op="subscribe", address="jobs"))
+    put(desk.client("boson-text"), *[b"%d" % k for k in range(6)])
+    assert [[m.payload for m in deliveries(worker)] for worker in workers] == [
+        [b"0", b"2", b"4"], [b"1", b"3", b"5"],
+    ]  # fmt: skip
+
+
+def test_what_is_not_acked_in_time_or_held_by_a_lost_consumer_goes_to_another(desk: Desk) -> None:
+    first, second = desk.client("kobold-1", "one"), desk.client("kobold-2", "two")
+    first.send(Message(op="subscribe", address="jobs"))
+    put(desk.client("kobold-3"), b"a", b"b")
+    assert len(deliveries(first)) == 2
+    desk.pass_time(31)
+    assert [m.headers["$attempt"] for m in deliveries(first)] == ["2", "2"]
+    second.send(Message(op="subscribe", address="jobs"))
+    first.session.lost("gone")
+    assert [m.headers["$attempt"] for m in deliveries(second)] == ["3", "3"]
+
+
+def test_after_too_many_deliveries_a_message_is_dead_and_says_why(desk: Desk) -> None:
+    worker = desk.client("kobold-3", "worker")
+    worker.send(Message(op="subscribe", address="jobs"))
+    put(desk.client("kobold-3"), b"poison", headers={"k": "v"})
+    for _ in range(5):
+        (message,) = deliveries(worker)
+        answer(worker, "nack", message)
+    assert deliveries(worker) == []
+    worker.send(Message(op="dequeue", address="jobs/$dead", correlation_id="d"))
+    dead, end = worker.take()
+    assert (dead.payload, dead.headers["dead.reason"]) == (b"poison", "too many deliveries")
+    assert dead.headers["k"] == "v"
+    assert (end.op, end.headers["$count"]) == ("ok", "1")
+
+
+def test_a_nack_without_requeue_is_dead_at_once(desk: Desk) -> None:
+    worker = desk.client("kobold-1", "worker")
+    worker.send(Message(op="subscribe", address="jobs"))
+    put(desk.client("kobold-3"), b"x")
+    answer(worker, "nack", deliveries(worker)[0], requeue="0")
+    assert len(desk.node.queues.get("jobs")) == 0
+    assert len(desk.node.queues.get("jobs/$dead")) == 1
+
+
+def test_urgent_messages_go_before_the_others(desk: Desk) -> None:
+    producer = desk.client("tmq-1.01", "producer")
+    put(producer, b"1", b"2")
+    put(producer, b"urgent", priority=1)
+    worker = desk.client("kobold-1")
+    worker.send(Message(op="dequeue", address="jobs", headers={"$count": "9"}))
+    assert [m.payload for m in deliveries(worker)] == [b"urgent", b"1", b"2"]
+
+
+def test_a_message_past_its_ttl_is_dropped_and_counted(desk: Desk) -> None:
+    put(desk.client("kobold-3"), b"old", ttl=500)
+    desk.pass_time(1)
+    assert len(desk.node.queues.get("jobs")) == 0
+    assert desk.node.counters["dropped.expired"] == 1
+
+
+def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
+    worker = desk.client("kobold-2", "worker")
+    worker.send(Message(op="subscribe", address="jobs", headers={"$count": "2"}))
+    put(desk.client("kobold-3"), *[b"%d" % k for k in range(5)])
+    held = deliveries(worker)
+    assert len(held) == 2
+    answer(worker, "ack", held[0])
+    assert [m.payload for m in deliveries(worker)] == [b"2"]
+
+
+@pytest.mark.parametrize("dialect", OPS)
+def test_a_dequeue_waits_for_messages_and_tells_its_end(desk: Desk, dialect: str) -> None:
+    worker = desk.client(dialect, "worker")
+    headers = {"$count": "2", "$wait": "1000"}
+    worker.send(Message(op="dequeue", address="jobs", correlation_id="d", headers=headers))
+    put(desk.client("kobold-3"), b"1")
+    assert [m.payload for m in deliveries(worker)] == [b"1"]
+    desk.pass_time(2)
+    (end,) = worker.take()
+    assert (end.op, end.correlation_id, end.headers["$count"]) == ("ok", "d", "1")
+
+
+def test_an_enqueue_declares_its_queue_unless_it_is_a_topic_in_use(desk: Desk) -> None:
+    client = desk.client("kobold-1")
+    client.send(Message(op="enqueue", address="new", payload=b"x", correlation_id="e"))
+    assert [m.op for m in client.take()] == ["ok"]
+    assert len(desk.node.queues.get("new")) == 1
+    client.send(Message(op="subscribe", address="used"))
+    client.send(Message(op="enqueue", address="used", payload=b"x", correlation_id="e"))
+    assert [m.headers["$code"] for m in client.take()] == ["conflict"]
+
+
+def test_a_wildcard_matches_no_queue(desk: Desk) -> None:
+    listener = desk.client("kobold-1")
+    listener.subscribe("#")
+    put(desk.client("kobold-3"), b"x")
+    assert deliveries(listener) == []
+
+
+@pytest.mark.parametrize("dialect", TMQ)
+def test_tmq_creates_lists_pulls_and_removes_queues(desk: Desk, dialect: str) -> None:  # tmq 4, 6
+    client = desk.client(dialect, "admin")
+
+    def ask(op: str, address: str = "", payload: bytes = b"") -> tuple[int, bytes]:
+        client.send(Message(op=op, address=address, payload=payload, id="r", flags=Flag.RESPONSE))
+        (reply,) = [m for m in client.take() if m.op == "reply"]
+        return reply.content_type, reply.payload
+
+    settings = b"\x00\x07Mode: pull\r\nMax-Deliveries: 2\r\n"
+    assert ask("declare", "q", settings) == (202, b"")
+    assert ask("declare", "q", settings)[0] == 481
+    assert ask("declare", "r", b"\x00\x00Mode: nonsense\r\n")[0] == 400
+    client.send(Message(address="q", payload=b"x"), Message(address="q", payload=b"y"))
+    client.send(Message(op="subscribe", address="q"))
+    assert deliveries(client) == []
+    client.send(Message(op="dequeue", address="q", payload=b"1"))
+    assert [m.payload for m in deliveries(client)] == [b"x"]
+    assert b'"messages": 2' in ask("list")[1]
+    assert ask("remove", "q")[0] == 202
+    assert ask("remove", "q")[0] == 404
+
+
+def test_in_mode_push_every_consumer_gets_it_and_one_ack_is_enough(desk: Desk) -> None:
+    desk.node.queues.declare(QueueSettings("all", mode="push"))
+    workers = [desk.client("kobold-1", f"w{k}") for k in range(3)]
+    for worker in workers:
+        worker.send(Message(op="subscribe", address="all"))
+    desk.client("kobold-3").publish("all", b"x")
+    got = [deliveries(worker) for worker in workers]
+    assert [len(each) for each in got] == [1, 1, 1]
+    workers[1].send(Message(op="ack", address="all", id=got[1][0].id))
+    desk.pass_time(40)
+    assert len(desk.node.queues.get("all")) == 0
+    assert [deliveries(worker) for worker in workers] == [[], [], []]
+
+
+def test_two_messages_of_one_id_can_be_told_apart(desk: Desk) -> None:
+    worker = desk.client("kobold-1", "worker")
+    worker.send(Message(op="subscribe", address="jobs"))
+    put(desk.client("kobold-3"), b"1", b"2", id="same")
+    one, two = deliveries(worker)
+    assert one.id != two.id
+    for message in (one, two):
+        answer(worker, "ack", message)
+    assert len(desk.node.queues.get("jobs")) == 0
+
+
+def test_open_queues_and_unacked_messages_are_there_again() -> None:
+    engine = MemoryEngine()
+    desk = Desk(Node(engine))
+    client = desk.client("kobold-3")
+    for k in range(3):
+        client.send(Message(op="enqueue", address="jobs", payload=b"%d" % k))
+    client.send(Message(op="dequeue", address="jobs", headers={"$count": "2"}))
+    one, _ = deliveries(client)
+    answer(client, "ack", one)
+    again = Desk(Node(engine)).client("kobold-1")
+    again.send(Message(op="dequeue", address="jobs", headers={"$count": "9"}))
+    assert [(m.payload, m.headers["$attempt"]) for m in deliveries(again)] == [
+        (b"1", "2"), (b"2", "1"),
+    ]  # fmt: skip
+
+
+def test_a_producer_that_asks_is_told_when_its_message_is_kept(desk: Desk) -> None:
+    for dialect in ["mfp-1", *ACKING]:
+        client = desk.client(dialect, f"p-{dialect}")
+        client.publish("jobs", b"x", ack=True)
+        assert [m.op for m in client.take()][-1:] == ["ack" if dialect in TMQ else "ok"]
+    assert len(desk.node.queues.get("jobs")) == 7

@@ -1,0 +1,132 @@
+"""The data store, in the dialects that have it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from tests.broker.desk import Client, Desk
+from wirelake.broker.node import Node
+from wirelake.engine.memory import MemoryEngine
+from wirelake.message import Message
+
+STORES = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
+
+
+def ask(client: Client, op: str, key: str, value: bytes = b"", rev: int = 0, ttl: int = 0) -> str:
+    """Do one thing; the answer as `ok REVISION VALUE` or the error's code."""
+    headers = {"$rev": str(rev)} if rev else {}
+    client.send(
+        Message(op=op, address=key, payload=value, headers=headers, ttl=ttl, correlation_id="t")
+    )
+    (answer,) = [m for m in client.take() if m.correlation_id == "t"]
+    if answer.op == "error":
+        return answer.headers["$code"]
+    return " ".join([answer.op, answer.headers["$rev"], answer.payload.decode()]).strip()
+
+
+@pytest.mark.parametrize("dialect", STORES)
+def test_values_are_created_read_updated_and_deleted(dialect: str) -> None:
+    client = Desk().client(dialect)
+    assert ask(client, "read", "k") == "not_found"
+    assert ask(client, "update", "k", b"x") == "not_found"
+    assert ask(client, "delete", "k") == "not_found"
+    assert ask(client, "create", "k", b"one") == "ok 1"
+    assert ask(client, "create", "k", b"two") == "exists"
+    assert ask(client, "read", "k") == "ok 1 one"
+    assert ask(client, "update", "k", b"two") == "ok 2"
+    assert ask(client, "update", "k", b"three", rev=1) == "conflict"
+    assert ask(client, "update", "k", b"three", rev=2) == "ok 3"
+    assert ask(client, "delete", "k", rev=2) == "conflict"
+    assert ask(client, "read", "k") == "ok 3 three"
+    assert ask(client, "delete", "k", rev=3) == "ok 4"
+    assert ask(client, "read", "k") == "not_found"
+    assert ask(client, "create", "k", b"again") == "ok 5"  # a revision is never used twice
+
+
+@pytest.mark.parametrize("dialect", STORES)
+def test_a_watcher_gets_every_change_in_order(dialect: str) -> None:
+    desk = Desk()
+    watcher, client = desk.client(dialect), desk.client("kobold-3")
+    watcher.send(Message(op="watch", address="house/#", correlation_id="w"))
+    watcher.take()
+    ask(client, "create", "house/a", b"1")
+    ask(client, "create", "garden", b"1")
+    ask(client, "update", "house/a", b"2")
+    ask(client, "delete", "house/a")
+    assert [(m.op, m.address, m.payload, m.headers["$rev"]) for m in watcher.take()] == [
+        ("set", "house/a", b"1", "1"),
+        ("set", "house/a", b"2", "2"),
+        ("del", "house/a", b"", "3"),
+    ]
+    watcher.session.lost("gone")
+    assert ask(client, "create", "house/a", b"3") == "ok 4"
+
+
+def test_a_value_with_a_time_to_live_is_deleted_when_it_is_up() -> None:
+    desk = Desk()
+    client = desk.client("kobold-1")
+    ask(client, "create", "k", b"1", ttl=5000)
+    desk.pass_time(4)
+    assert ask(client, "read", "k") == "ok 1 1"
+    ask(client, "update", "k", b"2", ttl=5000)
+    desk.pass_time(4)
+    assert ask(client, "read", "k") == "ok 2 2"
+    desk.pass_time(2)
+    assert ask(client, "read", "k") == "not_found"
+    assert ask(client, "create", "k", b"3") == "ok 4"
+
+
+def test_what_an_engine_kept_is_there_again() -> None:
+    engine = MemoryEngine()
+    client = Desk(Node(engine)).client("kobold-1")
+    ask(client, "create", "a", b"1")
+    ask(client, "create", "b", b"1")
+    ask(client, "delete", "b")
+    client = Desk(Node(engine)).client("kobold-2")
+    assert ask(client, "read", "a") == "ok 1 1"
+    assert ask(client, "create", "b", b"2") == "ok 3"
+
+
+class StoreAgainstADictionary(RuleBasedStateMachine):
+    """Random changes by clients of random dialects, against a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk()
+        self.clients = [self.desk.client(dialect) for dialect in STORES]
+        self.values: dict[str, bytes] = {}
+        self.revisions: dict[str, int] = {}
+
+    @rule(
+        op=st.sampled_from(["create", "read", "update", "delete"]),
+        key=st.sampled_from(["a", "b/c", "ž"]),
+        value=st.sampled_from([b"x", b"y"]),
+        stale=st.booleans(),
+        client=st.integers(0, 3),
+    )
+    def change(self, op: str, key: str, value: bytes, stale: bool, client: int) -> None:
+        revision = self.revisions.get(key, 0)
+        expected = revision + 1 if stale and op in ("update", "delete") else 0
+        got = ask(self.clients[client], op, key, value if op != "read" else b"", expected)
+        if op == "create" and key in self.values:
+            assert got == "exists"
+        elif op != "create" and key not in self.values:
+            assert got == "not_found"
+        elif expected:
+            assert got == "conflict"
+        elif op == "read":
+            assert got == f"ok {revision} {self.values[key].decode()}"
+        else:
+            assert got == f"ok {revision + 1}"
+            self.revisions[key] = revision + 1
+            if op == "delete":
+                del self.values[key]
+            else:
+                self.values[key] = value
+
+
+TestStore = StoreAgainstADictionary.TestCase
+TestStore.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
