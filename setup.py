@@ -35,6 +35,7 @@ DIRECTIVES = {
     "wraparound": False,
     "cdivision": True,
     "initializedcheck": False,
+    "warn.unreachable": False,  # one branch of `if cython.compiled` always is
 }
 
 

@@ -187,11 +187,11 @@ class Routes:
         """The audiences that the rows in [start, end) have, each once."""
         row: cython.Py_ssize_t
         last: cython.int = -1
-        found: dict[int, None] = {}
+        found: dict[int, bool] = {}
         for row in range(start, end):
             if self.assigned[row] != last:
                 last = self.assigned[row]
-                found[last] = None
+                found[last] = True
         return list(found)
 
     @cython.cfunc
