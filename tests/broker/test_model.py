@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker.address import matches
+from wirelake.address import matches
 from wirelake.message import Message
 from wirelake.wire import DIALECTS
 

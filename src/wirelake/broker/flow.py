@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from wirelake.broker.address import matches
+from wirelake.address import matches
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node

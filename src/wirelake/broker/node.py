@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from wirelake.broker.address import FilterIndex, check_address, check_filter
+from wirelake.address import check_address, check_filter, check_topic
 from wirelake.broker.boson_text import BosonTextSession
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.mfp import MfpSession
@@ -30,6 +30,7 @@ from wirelake.broker.services import Services
 from wirelake.broker.session import Link, Session
 from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
+from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.tmq import TmqSession
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
@@ -228,9 +229,7 @@ class Node:
 
     def check_queue(self, name: str) -> None:
         """May this address become a queue?"""
-        check_address(name)
-        if name.startswith("$"):
-            raise RefusedError("bad_request", f"{name} is reserved")
+        check_topic(name)
         if any(name in session.filters for session in self._topics.match(name)):
             raise RefusedError("conflict", f"{name} is a topic that has subscribers")
 
@@ -243,9 +242,7 @@ class Node:
 
     def _audience_of(self, address: str, rights: Rights) -> Audience:
         try:
-            check_address(address)
-            if address.startswith("$"):
-                raise RefusedError("bad_request", "addresses that begin with `$` are reserved")
+            check_topic(address)
             if not rights.allows("publish", address):
                 raise RefusedError("unauthorized", "no right to publish to this address")
         except RefusedError as refusal:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
-from wirelake.broker.address import check_address
+from wirelake.address import check_address
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 

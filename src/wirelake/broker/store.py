@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from wirelake.broker.address import FilterIndex, check_address, check_filter
+from wirelake.address import check_address, check_filter
+from wirelake.broker.subscriptions import FilterIndex
 from wirelake.engine.base import Entry
 from wirelake.errors import RefusedError
 from wirelake.message import Message

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wirelake.broker.address import check_filter
+from wirelake.address import check_filter
 from wirelake.config import hash_token, new_token
 from wirelake.errors import RefusedError
 

@@ -24,18 +24,11 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
+from wirelake.address import check_filter, check_topic, has_wildcard, matches
 from wirelake.client.connection import Line, Settings
 from wirelake.client.dialects import Sort, Speech, require
 from wirelake.client.inbox import Inbox, Messages
-from wirelake.client.outgoing import (
-    Batch,
-    check_address,
-    check_filter,
-    has_wildcard,
-    matches,
-    tables_of_batch,
-    tables_of_messages,
-)
+from wirelake.client.outgoing import Batch, tables_of_batch, tables_of_messages
 from wirelake.client.service import Handler, Service
 from wirelake.client.url import Place, parse
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
@@ -149,7 +142,7 @@ class Client:
 
         `ttl` is in milliseconds, in TMQ a number of hops (0 to 63).
         """
-        message = self._message(check_address(address), payload, id, headers, priority, ttl)
+        message = self._message(check_topic(address), payload, id, headers, priority, ttl)
         if ack:
             require(self.dialect, "acknowledgement of a publish")
             await self._line().ask(lambda speech: speech.publish(message, ack=True), timeout)
@@ -278,7 +271,7 @@ class Client:
     ) -> Message:
         """Send a request to a service; its reply, or RefusedError."""
         require(self.dialect, "request/reply")
-        message = self._message(check_address(address), payload, headers=headers)
+        message = self._message(check_topic(address), payload, headers=headers)
         if not self.dialect.startswith("tmq"):  # there a ttl counts hops
             message = replace(message, ttl=max(1, int(timeout * 1000)))
         return await self._line().ask(lambda speech: speech.request(message), timeout)
@@ -290,7 +283,7 @@ class Client:
         raises is logged, and the request has no reply: no dialect lets a service refuse.
         """
         require(self.dialect, "service")
-        return Service(self, check_address(address), handler, self._inbox())
+        return Service(self, check_topic(address), handler, self._inbox())
 
     async def start_service(self, service: Service) -> Line:
         """Used by `Service`."""

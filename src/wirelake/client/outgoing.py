@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from wirelake.address import check_topic
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
 from wirelake.wire import FrameTable
@@ -32,7 +33,7 @@ def tables_of_messages(
         if isinstance(each, Message):
             same_unit = each.dialect.startswith("tmq") == hops
             message = Message(
-                check_address(each.address),
+                check_topic(each.address),
                 each.payload,
                 each.id,
                 content_type=each.content_type,
@@ -41,7 +42,7 @@ def tables_of_messages(
                 headers=each.headers,
             )
         else:
-            message = Message(check_address(each[0]), bytes(each[1]))
+            message = Message(check_topic(each[0]), bytes(each[1]))
         if len(message.payload) > most:
             raise RefusedError("too_large", f"a message has at most {most} bytes")
         plain.append(message)
@@ -75,39 +76,3 @@ def tables_of_batch(batch: Any, most: int) -> Iterator[FrameTable]:
         for column in (table.target_len, table.source_len, table.correlation_len):
             column[:rows] = none
         yield table
-
-
-def check_address(address: str) -> str:
-    """The address, if something may be published to it."""
-    if "+" in address or "#" in address:
-        raise RefusedError("bad_request", f"an address has no wildcards: {address}")
-    if address.startswith("$"):
-        raise RefusedError("bad_request", f"{address} is reserved")
-    return check_filter(address)
-
-
-def check_filter(filter: str) -> str:
-    """The filter, if it has a possible length; the broker says what else is wrong."""
-    if not 1 <= len(filter.encode()) <= 255:
-        raise RefusedError("bad_request", "an address has 1 to 255 bytes")
-    return filter
-
-
-def has_wildcard(filter: str) -> bool:
-    """Does a filter stand for more than one address?"""
-    return "+" in filter or filter.endswith("#")
-
-
-def matches(filter: str, address: str) -> bool:
-    """Does an address match a filter?"""
-    if filter == address:
-        return True
-    if address.startswith("$"):
-        return False
-    wanted, given = filter.split("/"), address.split("/")
-    for position, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if position == len(given) or level not in ("+", given[position]):
-            return False
-    return len(wanted) == len(given)

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wirelake.broker.address import check_filter
+from wirelake.address import check_filter
 from wirelake.broker.rights import Rights, all_rights
 from wirelake.config import TlsSettings, TokenSettings, hash_token
 from wirelake.errors import ConfigError, RefusedError

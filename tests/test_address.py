@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirelake.broker.address import FilterIndex, check_address, check_filter, matches
+from wirelake.address import check_address, check_filter, matches
 from wirelake.broker.rights import covers
+from wirelake.broker.subscriptions import FilterIndex
 from wirelake.errors import RefusedError
 
 LEVELS = st.lists(st.sampled_from(["a", "b", "", "$x", "ž"]), min_size=1, max_size=4)

@@ -1,69 +1,11 @@
-"""Addresses and filters: what is valid, what matches, and an index of filters.
-
-An address is 1 to 255 bytes of UTF-8 without control characters, in levels separated by `/`. In a
-filter `+` stands for one level and a last `#` for any number of levels, none included. Addresses
-that begin with `$` are reserved and never match a wildcard (spec: one model under every dialect).
-"""
+"""An index of filters: who asked for what, found by address."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from wirelake.errors import RefusedError
-
-MAX_ADDRESS = 255
-
 T = TypeVar("T", bound=Hashable)
-
-
-def check_address(address: str) -> str:
-    """The address, if something may be published or stored under it."""
-    _check_text(address)
-    if any(level in ("+", "#") for level in address.split("/")) or "+" in address or "#" in address:
-        raise RefusedError("bad_request", "an address has no wildcards")
-    return address
-
-
-def check_filter(filter: str) -> str:
-    """The filter, if it is one."""
-    _check_text(filter)
-    levels = filter.split("/")
-    for position, level in enumerate(levels):
-        if ("+" in level or "#" in level) and len(level) > 1:
-            raise RefusedError("bad_request", f"`+` and `#` stand alone in a level: {filter}")
-        if level == "#" and position < len(levels) - 1:
-            raise RefusedError("bad_request", f"`#` is the last level of a filter: {filter}")
-    return filter
-
-
-def has_wildcard(filter: str) -> bool:
-    """Does a (valid) filter stand for more than one address?"""
-    return "+" in filter or filter.endswith("#")
-
-
-def matches(filter: str, address: str) -> bool:
-    """Does an address match a filter? The plain reading of the rule, for one of each."""
-    if filter == address:
-        return True
-    if address.startswith("$"):
-        return False
-    wanted, given = filter.split("/"), address.split("/")
-    for position, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if position == len(given) or level not in ("+", given[position]):
-            return False
-    return len(wanted) == len(given)
-
-
-def _check_text(text: str) -> None:
-    size = len(text.encode())
-    if not 1 <= size <= MAX_ADDRESS:
-        raise RefusedError("bad_request", f"an address has 1 to {MAX_ADDRESS} bytes, not {size}")
-    if any(unicodedata.category(c) == "Cc" for c in text):
-        raise RefusedError("bad_request", "an address has no control characters")
 
 
 class _Level(Generic[T]):
