@@ -8,6 +8,7 @@ with an op is in its own module; the node knows no dialects.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from wirelake.broker.route import plain_run
@@ -50,7 +51,7 @@ class Link(Protocol):
         """The bytes written that have not gone out yet."""
 
 
-class Session:
+class Session(ABC):
     """What all dialects share; a subclass says what its ops mean and how they are answered."""
 
     #: Can a message be sent to this client itself?
@@ -142,13 +143,13 @@ class Session:
         """Do what a message asks for, or raise RefusedError."""
         raise RefusedError("bad_request", f"{self.dialect} has no {message.op}")
 
+    @abstractmethod
     def refuse(self, message: Message, error: RefusedError) -> None:
         """Tell the client why its message was not done."""
-        raise TypeError("a dialect defines this")
 
+    @abstractmethod
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
-        raise TypeError("a dialect defines this")
 
     def end_of_pull(self, request: Message, taken: int) -> None:
         """Tell the client that its request for messages of a queue has ended."""

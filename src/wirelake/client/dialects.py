@@ -9,6 +9,7 @@ words for is refused before anything is sent.
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -82,7 +83,7 @@ class Heard(NamedTuple):
     refusal: RefusedError | None = None
 
 
-class Speech:
+class Speech(ABC):
     """What dialects share; a subclass is a family, an object one connection."""
 
     #: Do frames that are delivered say their address?
@@ -103,9 +104,9 @@ class Speech:
         """An id that nobody else has."""
         return f"{self._seed.hex()}{next(self._made):x}"
 
+    @abstractmethod
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """What is asked when a connection begins, one after the other."""
-        raise NotImplementedError
 
     def publish(self, message: Message, ack: bool) -> Ask:
         """Publish; the key is for the acknowledgement, if one is wanted."""
@@ -137,13 +138,13 @@ class Speech:
         """Ask for a sign of life."""
         return self.control(Message(op="ping"))
 
+    @abstractmethod
     def control(self, message: Message) -> Ask:
         """Anything else that is answered."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
-        raise NotImplementedError
 
     def pong(self, ping: Message) -> Message:
         """The answer to a ping of the broker."""
