@@ -151,10 +151,10 @@ class Session(ABC):
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
 
-    def end_of_pull(self, request: Message, taken: int) -> None:
+    def end_of_pull(self, request: Message, taken: int) -> None:  # noqa: B027 - most dialects have nothing to do
         """Tell the client that its request for messages of a queue has ended."""
 
-    def tick(self, now: float) -> None:
+    def tick(self, now: float) -> None:  # noqa: B027 - most dialects have nothing to do
         """Time has passed."""
 
     # Out
@@ -171,7 +171,7 @@ class Session(ABC):
         self.link.write(frames)
         return True
 
-    def say_goodbye(self) -> None:
+    def say_goodbye(self) -> None:  # noqa: B027 - most dialects have nothing to do
         """Tell the client that the broker is going, where the dialect can."""
 
     def close(self, reason: str) -> None:
