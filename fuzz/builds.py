@@ -38,7 +38,9 @@ class Build:
     def encoders(self) -> dict[str, Any]:
         """Every kind there is: for a client and for a broker, and mfp's that splits."""
         made = {name: self.wire.encoder(name) for name in self.wire.DIALECTS}
-        made |= {f"{name} broker": self.wire.encoder(name, client=False) for name in made}
+        for name in self.wire.DIALECTS:
+            broker = made[f"{name} broker"] = self.wire.encoder(name, client=False)
+            broker.origin, broker.first = b"client-1", True
         return made | {"mfp-1 split": self.mfp.MfpEncoder(split=True)}
 
     def strict(self, data: bytes) -> bytes:
