@@ -218,7 +218,8 @@ def test_in_mode_push_every_consumer_gets_it_and_one_ack_is_enough(desk: Desk) -
 def test_two_messages_of_one_id_can_be_told_apart(desk: Desk) -> None:
     worker = desk.client("kobold-1", "worker")
     worker.send(Message(op="subscribe", address="jobs"))
-    put(desk.client("kobold-3"), b"1", b"2", id="same")
+    put(desk.client("kobold-3", "one"), b"1", id="same")
+    put(desk.client("kobold-3", "two"), b"2", id="same")
     one, two = deliveries(worker)
     assert one.id != two.id
     for message in (one, two):
@@ -248,3 +249,87 @@ def test_a_producer_that_asks_is_told_when_its_message_is_kept(desk: Desk) -> No
         client.publish("jobs", b"x", ack=True)
         assert [m.op for m in client.take()][-1:] == ["ack" if dialect in TMQ else "ok"]
     assert len(desk.node.queues.get("jobs")) == 7
+
+
+def test_a_queue_takes_an_id_of_one_producer_once_within_the_window(desk: Desk) -> None:
+    """decision 41"""
+    producer = desk.client("kobold-2", "maker")
+    put(producer, b"1", id="a")
+    put(producer, b"again", id="a")
+    put(desk.client("boson-binary", "other"), b"2", id="a")
+    queue = desk.node.queues.get("jobs")
+    assert [one.message.payload for one in queue.peek(9)] == [b"1", b"2"]
+    assert desk.node.counters["dropped.duplicate"] == 1
+    desk.pass_time(121, step=10)
+    put(producer, b"3", id="a")
+    assert len(queue) == 3
+
+
+def test_a_repeated_message_is_acknowledged_like_the_first_one(desk: Desk) -> None:
+    producer = desk.client("tmq-1.00", "maker")
+    for _ in range(2):
+        producer.publish("jobs", b"x", ack=True)
+        assert [m.op for m in producer.take()] == ["ack"]
+    assert len(desk.node.queues.get("jobs")) == 1
+
+
+def test_a_delayed_message_comes_when_it_is_due(desk: Desk) -> None:
+    worker = desk.client("kobold-2", "worker")
+    producer = desk.client("kobold-3")
+    producer.send(
+        Message(op="enqueue", address="jobs", payload=b"later", headers={"delay": "5000"}),
+        Message(op="enqueue", address="jobs", payload=b"now"),
+    )
+    worker.subscribe("jobs")
+    state = desk.node.queues.get("jobs").state(desk.now)
+    assert (state["delayed"], state["messages"]) == (1, 2)
+    desk.pass_time(4.5)
+    assert deliveries(worker) == []
+    desk.pass_time(1)
+    assert [m.payload for m in deliveries(worker)] == [b"later"]
+
+
+def test_a_delay_that_is_no_number_is_refused(desk: Desk) -> None:
+    producer = desk.client("kobold-1")
+    producer.send(
+        Message(op="enqueue", address="jobs", correlation_id="t", headers={"delay": "soon"})
+    )
+    assert producer.take()[0].headers["$code"] == "bad_request"
+
+
+def test_a_full_queue_refuses_and_says_why(desk: Desk) -> None:
+    desk.node.queues.declare(QueueSettings("small", max_messages=2, max_bytes=10))
+    producer = desk.client("kobold-2")
+    for payload in (b"12345", b"123456", b"12345", b""):
+        producer.send(Message(op="enqueue", address="small", payload=payload, correlation_id="t"))
+    answers = producer.take()
+    assert [m.op for m in answers] == ["ok", "error", "ok", "error"]
+    assert {m.headers["$code"] for m in answers if m.op == "error"} == {"busy"}
+    assert b"10 bytes" in answers[1].payload
+    assert b"2 messages" in answers[3].payload
+
+
+def test_peek_takes_nothing_and_purge_takes_what_nobody_holds(desk: Desk) -> None:
+    worker = desk.client("kobold-2", "worker")
+    worker.send(Message(op="subscribe", address="jobs", headers={"$count": "1"}))
+    put(desk.client("kobold-3"), b"1", b"2", b"3")
+    queue = desk.node.queues.get("jobs")
+    assert [one.message.payload for one in queue.peek(1)] == [b"2"]
+    assert queue.purge() == 2
+    assert (len(queue), queue.bytes) == (1, 1)
+    assert desk.node.counters["dropped.purged"] == 2
+
+
+def test_dead_letters_can_be_moved_back(desk: Desk) -> None:
+    worker = desk.client("kobold-2", "worker")
+    worker.subscribe("jobs")
+    put(desk.client("kobold-3"), b"bad")
+    (one,) = deliveries(worker)
+    worker.send(Message(op="nack", address="jobs", id=one.id, headers={"$requeue": "0"}))
+    dead = desk.node.queues.get("jobs/$dead")
+    assert [m.message.headers["dead.reason"] for m in dead.peek(1)] == ["rejected"]
+    assert dead.move_to(desk.node.queues.get("jobs"), 10, desk.now) == 1
+    (again,) = deliveries(worker)
+    assert (again.payload, again.headers["$attempt"]) == (b"bad", "1")
+    assert "dead.reason" not in again.headers
+    assert len(dead) == 0

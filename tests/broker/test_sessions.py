@@ -1,9 +1,12 @@
 """What the broker does with each dialect, decision by decision."""
 
+import json
+
 import cbor2
 import pytest
 
 from tests.broker.desk import Client, Desk, ops
+from wirelake.broker.rights import Rights
 from wirelake.message import Flag, Message
 from wirelake.wire import DIALECTS
 
@@ -463,3 +466,91 @@ def test_a_token_in_a_publish_is_not_passed_on(desk: Desk, dialect: str) -> None
     assert b"secret" not in listener.received
     (message,) = listener.take()
     assert message.headers == {"k": "v"}
+
+
+def test_a_tmq_request_that_nobody_gets_is_answered_at_once(desk: Desk) -> None:
+    client = desk.client("tmq-1.01", "asker")
+    client.send(Message(address="nobody", id="m1", flags=Flag.RESPONSE))
+    (answer,) = client.take()
+    assert (answer.op, answer.id, answer.content_type) == ("reply", "m1", 404)
+
+
+def test_a_tmq_subscriber_can_respond_to_what_wants_a_response(desk: Desk) -> None:
+    """spec: tmq 9"""
+    asker, other = desk.client("tmq-1.00", "asker"), desk.client("tmq-1.01", "other")
+    other.subscribe("questions")
+    asker.send(Message(address="questions", payload=b"why?", id="m1", flags=Flag.RESPONSE))
+    (question,) = other.take()
+    assert question.flags & Flag.RESPONSE
+    other.send(Message(op="reply", id=question.id, target=question.source, payload=b"because"))
+    (answer,) = asker.take()
+    assert (answer.op, answer.id, answer.payload) == ("reply", "m1", b"because")
+
+
+@pytest.mark.parametrize("dialect", ["boson-text", "boson-binary", "kobold-1", "kobold-3"])
+def test_publishes_that_are_refused_unasked_give_one_error(desk: Desk, dialect: str) -> None:
+    """decision 42"""
+    client = desk.client(dialect)
+    client.send(*[Message(address="a/+", payload=b"x")] * 3, Message(address="a", payload=b"y"))
+    (error,) = client.take()
+    assert (error.op, error.headers["$code"]) == ("error", "bad_request")
+    assert error.payload.endswith(b"(3 published)")
+    assert desk.node.counters["refused.bad_request"] == 3
+
+
+@pytest.mark.parametrize("dialect", ["mfp-1", "kobold-2", "boson-binary", "tmq-1.00"])
+def test_many_publishes_in_one_read_are_all_acknowledged_by_id(desk: Desk, dialect: str) -> None:
+    client = desk.client(dialect, "producer")
+    ids = [f"{n:032x}" for n in range(500)]
+    messages = [Message(address="t", payload=b"x", id=one, flags=Flag.ACK) for one in ids]
+    client.send(*messages)
+    assert [m.id for m in client.take() if m.op in ("ok", "ack")][-500:] == ids
+
+
+def test_rows_of_many_audiences_in_one_read_reach_each_of_them_in_order(desk: Desk) -> None:
+    readers = [desk.client("kobold-2") for _ in range(20)]
+    for number, reader in enumerate(readers):
+        reader.subscribe(f"t/{number}", f"t/{(number + 1) % 20}")
+    both = desk.client("boson-text")
+    both.subscribe("t/#")
+    payloads = [f"{n % 20} {n}".encode() for n in range(400)]
+    desk.client("kobold-3").send(
+        *[Message(address=f"t/{n % 20}", payload=payload) for n, payload in enumerate(payloads)]
+    )
+    assert both.payloads() == payloads
+    for number, reader in enumerate(readers):
+        mine = {str(number), str((number + 1) % 20)}
+        assert reader.payloads() == [p for p in payloads if p.decode().split()[0] in mine]
+
+
+def test_an_operator_hears_of_events_and_others_may_not(desk: Desk) -> None:
+    """decision 43"""
+    operator = desk.client("kobold-1")
+    operator.subscribe("$events")
+    desk.node.event("slow_consumer", "somebody", "was slow")
+    (event,) = operator.take()
+    assert json.loads(event.payload)["who"] == "somebody"
+    assert desk.node.state()["events"] == [json.loads(event.payload)]
+    desk.node.rights_of_strangers = Rights("few", subscribe=("#",))
+    desk.node.all_rights.append(desk.node.rights_of_strangers)
+    stranger = desk.client("kobold-1")
+    stranger.send(Message(op="subscribe", address="$events", correlation_id="t"))
+    assert stranger.take()[0].headers["$code"] == "unauthorized"
+
+
+def test_exact_subscriptions_come_and_go_without_disturbing_others(desk: Desk) -> None:
+    publisher, steady = desk.client("kobold-2"), desk.client("kobold-2")
+    steady.subscribe("a")
+    publisher.publish("a", b"1")
+    publisher.publish("b", b"-")
+    passing = desk.client("kobold-3")
+    passing.subscribe("a", "b")
+    publisher.publish("a", b"2")
+    publisher.publish("b", b"3")
+    passing.send(Message(op="unsubscribe", address="a"))
+    publisher.publish("a", b"4")
+    publisher.publish("b", b"5")
+    passing.session.close("gone")
+    publisher.publish("b", b"6")
+    assert passing.payloads() == [b"2", b"3", b"5"]
+    assert steady.payloads() == [b"1", b"2", b"4"]

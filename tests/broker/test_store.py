@@ -90,6 +90,47 @@ def test_what_an_engine_kept_is_there_again() -> None:
     assert ask(client, "create", "b", b"2") == "ok 3"
 
 
+@pytest.mark.parametrize("dialect", STORES)
+def test_reading_a_filter_lists_the_keys_that_match(dialect: str) -> None:
+    """decision 39"""
+    client = Desk().client(dialect)
+    for key in ("a/2", "a/1", "b", "a/3"):
+        ask(client, "create", key, key.encode())
+    ask(client, "delete", "a/3", b"")
+    client.send(Message(op="read", address="a/+", correlation_id="list"))
+    answers = client.take()
+    assert [(m.op, m.address, m.payload) for m in answers[:-1]] == [
+        ("set", "a/1", b"a/1"),
+        ("set", "a/2", b"a/2"),
+    ]
+    assert [m.headers["$rev"] for m in answers[:-1]] == ["1", "1"]
+    assert answers[-1].op == "ok"
+    assert answers[-1].headers["$count"] == "2"
+    assert {m.correlation_id for m in answers} == {"list"}
+
+
+def test_a_key_has_no_wildcards() -> None:
+    assert ask(Desk().client("kobold-2"), "create", "a/+", b"") == "bad_request"
+
+
+def test_a_watch_from_a_revision_begins_with_what_has_come_to_it() -> None:
+    """decision 40"""
+    desk = Desk()
+    client = desk.client("kobold-2")
+    for key in ("a", "b", "c"):
+        ask(client, "create", key, b"1")
+    ask(client, "update", "b", b"2")
+    ask(client, "delete", "c", b"")
+    watcher = desk.client("kobold-3")
+    watcher.send(Message(op="watch", address="#", headers={"$rev": "2"}))
+    assert [(m.op, m.address, m.headers["$rev"]) for m in watcher.take()] == [
+        ("set", "b", "2"),
+        ("del", "c", "2"),
+    ]
+    ask(client, "update", "a", b"2")
+    assert [(m.op, m.address) for m in watcher.take()] == [("set", "a")]
+
+
 class StoreAgainstADictionary(RuleBasedStateMachine):
     """Random changes by clients of random dialects, against a dictionary."""
 

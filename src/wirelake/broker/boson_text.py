@@ -38,7 +38,7 @@ class BosonTextSession(Session):
                 self.node.services.request(self, message, now)
                 return
             case "reply":
-                self.node.services.reply(self, message)
+                self.node.services.reply(self, message, now)
                 return
             case _:
                 raise RefusedError("bad_request", f"{message.address or message.op} is no request")
@@ -48,6 +48,10 @@ class BosonTextSession(Session):
         """`$ok`: the name of the control topic, a space, its content."""
         content = message.address if message.op != "auth" else ""
         self.send(Message(op="ok", payload=f"${message.op} {content}".encode()))
+
+    def refuse_unasked(self, error: RefusedError, count: int) -> None:
+        """One `$error` for all of them (decision 42)."""
+        self.refuse(Message(), RefusedError(error.code, f"{error.text} ({count} published)"))
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """`$fail/<id>` for a request, `$error` for everything else."""

@@ -12,20 +12,24 @@ while it is full whoever publishes to it waits.
 
 from __future__ import annotations
 
+import json
 import logging
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TypeAlias
 
-from wirelake.address import check_address, check_filter, check_topic
+from wirelake.address import check_address, check_filter, check_topic, has_wildcard
 from wirelake.broker.boson_text import BosonTextSession
+from wirelake.broker.capture import Capture
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.mfp import MfpSession
 from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import Queue, Queues
 from wirelake.broker.rights import Rights, all_rights
-from wirelake.broker.route import MIXED, gather, is_contiguous, span, wants_ack
+from wirelake.broker.route import MIXED, gather, is_contiguous, span, wanting_ack, wants_ack
 from wirelake.broker.services import Services
 from wirelake.broker.session import Link, Session
 from wirelake.broker.store import Store
@@ -53,9 +57,18 @@ SESSIONS: dict[str, type[Session]] = {
 
 #: Routes are forgotten beyond so many addresses: anybody can make up new ones.
 MAX_ROUTES = 200_000
+#: The same for audiences; those that nobody has any more are not looked for one by one.
+MAX_AUDIENCES = 100_000
+
+#: Where operators hear what happened (decision 43), and how many of these events are remembered.
+EVENTS = "$events"
+MAX_EVENTS = 100
 
 #: A client id is free for another connection once its owner has been silent so long (seconds).
 SILENCE = 60.0
+
+
+_Key: TypeAlias = "tuple[tuple[Session, ...], Policy, str | None, Queue | None, bool]"
 
 
 @dataclass(eq=False, slots=True)
@@ -68,6 +81,7 @@ class Audience:
     policy: Policy = "disconnect"
     refusal: RefusedError | None = None
     queue: Queue | None = None
+    captured: bool = False
 
 
 class Node:
@@ -83,6 +97,7 @@ class Node:
         self.counters: Counter[str] = Counter()
         self.table = FrameTable()
         self.scratch = FrameTable(64)
+        self.answers = FrameTable()
         self._single = FrameTable(1)
         self.flow = flow or Flow()
         self.flow.node = self
@@ -93,11 +108,15 @@ class Node:
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
         self.unsettled: dict[KoboldSession, float] = {}
+        self.epoch = 0.0  # what is to be added to the broker's time for seconds since 1970
+        self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
+        self._latest = 0
         self._swept = 0.0
         self._topics: FilterIndex[Session] = FilterIndex()
         self._audiences: list[Audience] = []
-        self._numbers: dict[tuple[tuple[Session, ...], Policy, str | None, Queue | None], int] = {}
+        self._numbers: dict[_Key, int] = {}
         self._encoders: dict[str, Encoder] = {}
+        self.capture = Capture(self)
         self.services = Services(self)
         self.queues = Queues(self)
         self.store = Store(self)
@@ -128,13 +147,41 @@ class Node:
         return {
             "connections": len(self.sessions),
             "subscriptions": len(self._topics),
+            "backlog": self.engine.backlog,
+            "trouble": self.engine.trouble,
             "counters": dict(self.counters),
+            "events": list(self.events),
         }
+
+    def timestamp(self, now: float) -> int:
+        """A time in µs since 1970; never earlier than one before it, whatever the clock does."""
+        self._latest = max(self._latest, int((now + self.epoch) * 1_000_000))
+        return self._latest
+
+    def after(self, action: Callable[[], object]) -> None:
+        """Run an action once all that was written and captured so far is durable."""
+        self.capture.flush()
+        self.engine.after(action)
+
+    def event(self, kind: str, who: str, text: str) -> None:
+        """Something that operators should know of: in the log, the state, and at `$events`."""
+        self.counters[f"events.{kind}"] += 1
+        log.warning("%s: %s: %s", kind.replace("_", " "), who, text)
+        event: dict[str, object] = {
+            "time": self._latest,
+            "event": kind,
+            "who": who,
+            "text": text,
+        }
+        self.events.append(event)
+        told = Message(address=EVENTS, payload=json.dumps(event).encode())
+        for session in self._topics.match(EVENTS):
+            session.send(told)
 
     def slow_consumer(self, session: Session, buffered: int) -> None:
         """Disconnect a subscriber that others have waited for too long."""
         self.counters["slow_consumers"] += 1
-        log.warning("slow consumer %r disconnected with %d bytes unread", session, buffered)
+        self.event("slow_consumer", repr(session), f"disconnected with {buffered} bytes unread")
         session.lost("slow consumer")
         session.link.abort()
 
@@ -169,14 +216,14 @@ class Node:
         self._forget_client(session)
         for filter in list(session.filters):
             self._topics.remove(filter, session)
-        if session.filters:
-            session.filters.clear()
-            self.forget_routes()
-        self.services.left(session)
+            self.forget_routes(filter)
+        session.filters.clear()
+        self.services.left(session, session.last_heard)
         self.store.left(session)
-        self.streams.left(session)
+        self.streams.left(session, session.last_heard)
         self.queues.left(session, session.last_heard)
         self.flow.left(session)
+        self.capture.left(session)
         self.counters["disconnects"] += 1
 
     def protocol_error(self, session: Session, error: ProtocolError) -> None:
@@ -199,13 +246,15 @@ class Node:
         check_filter(filter)
         if not session.rights.allows("subscribe", filter):
             raise RefusedError("unauthorized", f"no right to subscribe to {filter}")
+        if filter == EVENTS and not session.rights.admin:
+            raise RefusedError("unauthorized", f"{EVENTS} is for operators")
         if filter in self.queues:
             session.consumes[filter] = None
             self.queues.get(filter).consume(session, prefetch, now)
             return
         if self._topics.add(filter, session):
             session.filters[filter] = None
-            self.forget_routes()
+            self.forget_routes(filter)
 
     def unsubscribe(self, session: Session, filter: str, now: float) -> None:
         """Take a subscription back; an empty filter takes all of them."""
@@ -219,7 +268,7 @@ class Node:
             if session.filters.pop(one, 0) == 0:
                 raise RefusedError("not_found", f"no subscription to {one}")
             self._topics.remove(one, session)
-        self.forget_routes()
+            self.forget_routes(one)
 
     def check_publish(self, session: Session, address: str) -> None:
         """May a session publish to an address?"""
@@ -233,8 +282,17 @@ class Node:
         if any(name in session.filters for session in self._topics.match(name)):
             raise RefusedError("conflict", f"{name} is a topic that has subscribers")
 
-    def forget_routes(self) -> None:
-        """Work every audience out again: somebody subscribed, or a queue came or went."""
+    def reaches(self, session: Session, address: str) -> bool:
+        """Does anybody get what a session publishes to an address?"""
+        audience = self._audience_of(address, session.rights)
+        return bool(audience.members) or audience.queue is not None
+
+    def forget_routes(self, filter: str = "#") -> None:
+        """Work audiences out again: somebody subscribed, or a queue came or went."""
+        if not has_wildcard(filter) and len(self._audiences) < MAX_AUDIENCES:
+            for rights in self.all_rights:
+                rights.routes.forget(filter.encode())
+            return
         self._audiences.clear()
         self._numbers.clear()
         for rights in self.all_rights:
@@ -249,7 +307,9 @@ class Node:
             return self._intern((), "disconnect", refusal)
         if address in self.queues:
             return self._intern((), "disconnect", None, self.queues.get(address))
-        return self._intern(tuple(self._topics.match(address)), self.flow.policy_of(address), None)
+        members = tuple(self._topics.match(address))
+        captured = self.capture.takes(address)
+        return self._intern(members, self.flow.policy_of(address), None, None, captured)
 
     def _intern(
         self,
@@ -257,11 +317,12 @@ class Node:
         policy: Policy,
         refusal: RefusedError | None,
         queue: Queue | None = None,
+        captured: bool = False,
     ) -> Audience:
-        key = (members, policy, str(refusal) if refusal else None, queue)
+        key = (members, policy, str(refusal) if refusal else None, queue, captured)
         if key in self._numbers:
             return self._audiences[self._numbers[key]]
-        audience = Audience(len(self._audiences), members, {}, policy, refusal, queue)
+        audience = Audience(len(self._audiences), members, {}, policy, refusal, queue, captured)
         for member in members:
             audience.forms.setdefault(member.form, []).append(member)
         self._numbers[key] = audience.number
@@ -285,11 +346,18 @@ class Node:
             self._publish_mixed(session, table, start, end, now)
             return
         audience = self._audiences[sole]
+        if audience.captured and self.engine.trouble and wants_ack(table, start, end):
+            audience = replace(audience, members=(), captured=False, refusal=self._busy())
         if audience.members:
             self._deliver(session, audience.forms, audience.policy, table, start, end, None, now)
+        if audience.captured:
+            self.capture.rows(session, table, start, end, None, now)
         is_topic = audience.refusal is None and audience.queue is None
         if not is_topic or wants_ack(table, start, end):
             self._settle(session, audience, table, span(start, end), now)
+
+    def _busy(self) -> RefusedError:
+        return RefusedError("busy", f"nothing can be kept now: {self.engine.trouble}")
 
     def _settle(
         self,
@@ -300,32 +368,41 @@ class Node:
         now: float,
     ) -> None:
         """What is left to do with rows of one audience: queue them, refuse them, answer."""
-        if audience.refusal is not None:
-            self.count_refused(audience.refusal.code, len(rows))
+        asking = wanting_ack(table, rows)
         if audience.queue is not None:
-            messages = [table.message(row) for row in rows]
-            for message in messages:
-                self._enqueue(session, audience.queue, message, now)
+            self._enqueue_rows(session, audience.queue, table, rows, now)
+        elif audience.refusal is None:
+            session.accept_rows(table, asking)
         else:
-            messages = [table.message(row) for row in rows if table.flags[row] & Flag.ACK]
-        for message in messages:
-            if message.flags & Flag.ACK:
-                self._answer(session, message, audience.refusal)
+            self.count_refused(audience.refusal.code, len(rows))
+            for row in asking:
+                session.refuse(table.message(row), audience.refusal)
+            if len(asking) < len(rows):
+                session.refuse_unasked(audience.refusal, len(rows) - len(asking))
 
-    def _answer(self, session: Session, message: Message, refusal: RefusedError | None) -> None:
-        """Tell a sender that wants to know, once what it sent is durable."""
-        if refusal is not None:
-            session.refuse(message, refusal)
-        else:
-            self.engine.after(lambda: session.accept(message))
+    def _enqueue_rows(
+        self, session: Session, queue: Queue, table: FrameTable, rows: array[int], now: float
+    ) -> None:
+        taken = array("i")
+        for row in rows:
+            message = table.message(row)
+            try:
+                self._enqueue(session, queue, message, now)
+            except RefusedError as refusal:
+                self.count_refused(refusal.code)
+                if message.flags & Flag.ACK:
+                    session.refuse(message, refusal)
+                else:
+                    session.refuse_unasked(refusal, 1)
+            else:
+                taken.append(row)
+        session.accept_rows(table, wanting_ack(table, taken))
 
     def _enqueue(self, session: Session, queue: Queue, message: Message, now: float) -> None:
-        wait = message.ttl / 1000 if message.ttl and not session.counts_hops else 0.0
-        queue.put(
-            replace(message, source=session.client_id or message.source),
-            now,
-            expires=now + wait if wait else 0.0,
-        )
+        self.capture.check_disk()
+        lives = message.ttl / 1000 if message.ttl and not session.counts_hops else 0.0
+        source = session.client_id or message.source
+        queue.put(replace(message, source=source), now, producer=session, lives=lives)
 
     def queue_to_consume(self, session: Session, name: str) -> Queue:
         """A queue that a session may take messages from; declared if need be."""
@@ -334,16 +411,12 @@ class Node:
         session.consumes[name] = None
         return self.queues.declare(QueueSettings(name))
 
-    def queue_states(self) -> list[dict[str, object]]:
-        """What people want to know of every queue."""
+    def queue_states(self, session: Session, now: float) -> list[dict[str, object]]:
+        """What people want to know of every queue that a session may consume."""
         return [
-            {
-                "name": queue.settings.name,
-                "mode": queue.settings.mode,
-                "messages": len(queue),
-                "consumers": queue.consumers,
-            }
+            queue.state(now)
             for queue in self.queues.all()
+            if session.rights.allows("subscribe", queue.settings.name)
         ]
 
     def check_admin(self, session: Session, name: str) -> None:
@@ -361,19 +434,34 @@ class Node:
         self, session: Session, table: FrameTable, start: int, end: int, now: float
     ) -> None:
         """Rows with several audiences: gather per session, in the order of arrival."""
-        routes = session.rights.routes
-        known = list(self._audiences)  # dead letters may declare a queue, and renumber them
-        present = [known[number] for number in routes.present(start, end)]
-        wanted = {(member, one.policy) for one in present for member in one.members}
-        for member, policy in sorted(wanted, key=lambda pair: pair[0].number):
-            mask = bytes(member in one.members and one.policy == policy for one in known)
-            rows = routes.select(mask, start, end)
-            self._deliver(session, {member.form: [member]}, policy, table, 0, 0, rows, now)
-        parts = [
-            (one, routes.select(bytes(o is one for o in known), start, end)) for one in present
-        ]
-        for one, rows in parts:
-            self._settle(session, one, table, rows, now)
+        parts = {}
+        for number, rows in session.rights.routes.groups(start, end).items():
+            audience = self._audiences[number]
+            if audience.captured and self.engine.trouble and wants_ack(table, start, end):
+                audience = replace(audience, members=(), captured=False, refusal=self._busy())
+            parts[number] = (audience, rows)
+        shares: dict[tuple[Session, Policy], list[int]] = {}
+        for number, (audience, _) in parts.items():
+            for member in audience.members:
+                shares.setdefault((member, audience.policy), []).append(number)
+        # Those who get the same rows get them together.
+        alike: dict[tuple[Policy, tuple[int, ...]], list[Session]] = {}
+        for (member, policy), share in shares.items():
+            alike.setdefault((policy, tuple(share)), []).append(member)
+        for (policy, numbers), members in alike.items():
+            rows = parts[numbers[0]][1]
+            if len(numbers) > 1:
+                rows = array("i", sorted(chain.from_iterable(parts[one][1] for one in numbers)))
+            forms: dict[str, list[Session]] = {}
+            for member in sorted(members, key=lambda one: one.number):
+                forms.setdefault(member.form, []).append(member)
+            self._deliver(session, forms, policy, table, 0, 0, rows, now)
+        if captured := [rows for audience, rows in parts.values() if audience.captured]:
+            whole = sum(map(len, captured)) == end - start
+            some = None if whole else array("i", sorted(chain.from_iterable(captured)))
+            self.capture.rows(session, table, start, end, some, now)
+        for audience, rows in parts.values():
+            self._settle(session, audience, table, rows, now)
 
     def _deliver(
         self,
@@ -452,10 +540,11 @@ class Node:
         self._single.fill([message], message.dialect)
         self.publish(session, self._single, 0, 1, now)
 
-    def send_to_client(self, session: Session, message: Message) -> None:
+    def send_to_client(self, session: Session, message: Message, now: float) -> None:
         """Pass a direct message on to the client that it names."""
         if not self.client_to_send_to(session, message.target).send(message):
             raise RefusedError("not_found", f"{message.target} cannot be told this")
+        self.capture.add(message, now)
         self.counters["delivered"] += 1
 
     def client_to_send_to(self, session: Session, name: str) -> Session:
@@ -467,8 +556,13 @@ class Node:
                 return other
         raise RefusedError("not_found", f"no client {name} that takes messages")
 
-    def tick(self, now: float) -> None:
-        """Let time pass: requests time out, slow consumers are told from stopped ones."""
+    def tick(self, now: float, epoch: float | None = None) -> None:
+        """Let time pass: requests time out, slow consumers are told from stopped ones.
+
+        `epoch` is what makes seconds since 1970 of the broker's time, as the clock has it now.
+        """
+        if epoch is not None:
+            self.epoch = epoch
         self.services.tick(now)
         self.store.tick(now)
         self.queues.tick(now)
@@ -481,6 +575,7 @@ class Node:
             self._swept = now
             for each in list(self.sessions):
                 each.tick(now)
+        self.capture.flush()
 
     def close(self, sessions: Iterable[Session] | None = None) -> None:
         """Say goodbye to everybody."""

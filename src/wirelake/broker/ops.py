@@ -11,7 +11,9 @@ from dataclasses import replace
 
 import cbor2
 
+from wirelake.address import has_wildcard
 from wirelake.broker.session import Session
+from wirelake.broker.store import change
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message
 from wirelake.wire.kobold import KoboldScanner
@@ -31,7 +33,7 @@ class OpSession(Session):
         match message.op:
             case "publish" if message.target:
                 self.node.send_to_client(
-                    self, replace(message, op="direct", source=self.client_id, flags=Flag(0))
+                    self, replace(message, op="direct", source=self.client_id, flags=Flag(0)), now
                 )
             case "publish":
                 kept = {k: v for k, v in message.headers.items() if k not in ("$token", "$client")}
@@ -47,12 +49,15 @@ class OpSession(Session):
                 self.node.services.request(self, message, now)
                 return
             case "reply":
-                self.node.services.reply(self, message)
+                self.node.services.reply(self, message, now)
                 return
             case "serve":
                 self.node.services.serve(self, message.address)
             case "unserve":
                 self.node.services.unserve(self, message.address)
+            case "read" if has_wildcard(message.address):
+                self._list(message)
+                return
             case "create" | "update" | "delete" | "read":
                 self._store(message, now)
                 return
@@ -69,15 +74,16 @@ class OpSession(Session):
                 requeue = message.headers.get("$requeue", "1") != "0"
                 self.node.queues.get(message.address).nack(self, message.id, now, requeue=requeue)
             case "open":
-                self.node.streams.open(self, message)
+                self.node.streams.open(self, message, now)
             case "data":
                 self.node.streams.data(self, message, now)
                 return
             case "close":
-                self.node.streams.close(self, message)
+                self.node.streams.close(self, message, now)
                 return
             case "watch":
-                self.node.store.watch(self, message.address)
+                since = _number(message, "$rev") if "$rev" in message.headers else None
+                self.node.store.watch(self, message.address, since)
             case "auth":
                 pass  # done above
             case "ping":
@@ -86,12 +92,12 @@ class OpSession(Session):
             case "pong":
                 return
             case "info":
-                self._tell_state(message)
+                self._tell_state(message, now)
                 return
             case _:
                 raise RefusedError("bad_request", f"{message.op} is not for a broker")
         if message.flags & Flag.ACK or message.correlation_id:
-            self.node.engine.after(lambda: self.accept(message))
+            self.node.after(lambda: self.accept(message))
 
     def _store(self, message: Message, now: float) -> None:
         """The data store always answers, once a change is durable."""
@@ -109,7 +115,15 @@ class OpSession(Session):
             payload=value,
             headers={"$rev": str(entry.revision)},
         )
-        self.node.engine.after(lambda: self.send(answer))
+        self.node.after(lambda: self.send(answer))
+
+    def _list(self, message: Message) -> None:
+        """Every key that a filter matches as `set`, then OK with how many (decision 39)."""
+        known = self.node.store.matching(self, message.address)
+        found = [entry for entry in known if entry.value is not None]
+        end = Message(op="ok", headers={"$count": str(len(found))})
+        for answer in [*(change(entry) for entry in found), end]:
+            self.send(replace(answer, id=message.id, correlation_id=message.correlation_id))
 
     def authenticate(self, message: Message, now: float) -> None:
         """Take a token and a client id from whatever message carries them."""
@@ -136,6 +150,10 @@ class OpSession(Session):
             )
         )
 
+    def refuse_unasked(self, error: RefusedError, count: int) -> None:
+        """One error for all of them, without an id (decision 42)."""
+        self.refuse(Message(), RefusedError(error.code, f"{error.text} ({count} published)"))
+
     def end_of_pull(self, request: Message, taken: int) -> None:
         """OK, with how many there were (spec: kobold, DEQ)."""
         self.send(
@@ -147,10 +165,14 @@ class OpSession(Session):
             )
         )
 
-    def _tell_state(self, message: Message) -> None:
-        if message.address != "$node":
+    def _tell_state(self, message: Message, now: float) -> None:
+        state: object
+        if message.address == "$node":
+            state = self.node.state()
+        elif message.address == "$queues":
+            state = self.node.queue_states(self, now)
+        else:
             raise RefusedError("not_found", f"there is no information about {message.address}")
-        state = self.node.state()
         payload = json.dumps(state).encode() if self.dialect == "kobold-1" else cbor2.dumps(state)
         self.send(
             Message(op="ok", id=message.id, correlation_id=message.correlation_id, payload=payload)

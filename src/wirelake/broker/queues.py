@@ -7,11 +7,17 @@ time. Where a dialect has no acknowledgement, handing a message to the socket ac
 
 Modes (spec: tmq 6): `round-robin`, one consumer at a time; `push`, every consumer gets it, done
 when one has acknowledged; `pull`, only on request.
+
+A producer that does not know whether its message arrived sends it again under the same id: within
+`dedup_window` seconds a queue takes an id of one producer once (decision 41).
+
+Times are the broker's own; what is kept by the engine is in seconds since 1970.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
 PREFETCH = 100
 DEAD = "/$dead"
 REASON = "dead.reason"
+DELAY = "delay"
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +41,15 @@ class _Consumer:
 
     session: Session
     prefetch: int
-    held: dict[str, Stored] = field(default_factory=dict)  # by the id it knows them under
+    held: dict[str, int] = field(default_factory=dict)  # sequences, by the id it knows them under
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A message that was delivered and not acknowledged, and who has it under which id."""
+
+    stored: Stored
+    holders: dict[_Consumer, str]
 
 
 @dataclass(eq=False, slots=True)
@@ -55,34 +70,108 @@ class Queue:
         self.settings = settings
         self._node = node
         self._ready: list[tuple[int, int, Stored]] = []  # the urgent first, then by sequence
-        self._consumers: list[_Consumer] = []
-        self._pulls: list[_Pull] = []
+        self._later: list[tuple[float, int, Stored]] = []  # by when they are due
+        self._held: dict[int, _Held] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._holders: dict[int, list[_Consumer]] = {}
+        self._consumers: deque[_Consumer] = deque()
+        self._pulls: list[_Pull] = []
+        self._recent: dict[str, float] = {}  # ids that were taken, and until when, oldest first
         self._next = 1
+        self.bytes = 0
         for stored in node.engine.stored(settings.name):
-            self._next = stored.sequence + 1
-            self._make_ready(stored)
+            self._next = max(self._next, stored.sequence + 1)
+            self.bytes += len(stored.message.payload)
+            heapq.heappush(self._later, (stored.due - node.epoch, stored.sequence, stored))
+        self._next = max(self._next, node.engine.next_sequence(settings.name))
+        for identity, until in node.engine.remembered_ids(settings.name):
+            self._recent[identity] = until - node.epoch
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._holders)
+        return len(self._ready) + len(self._later) + len(self._held)
 
-    @property
-    def consumers(self) -> int:
-        """How many sessions consume it."""
-        return len(self._consumers)
+    def state(self, now: float) -> dict[str, object]:
+        """What people want to know of it."""
+        oldest = self._ready[0][2].message.timestamp if self._ready else 0
+        return {
+            "name": self.settings.name,
+            "mode": self.settings.mode,
+            "messages": len(self),
+            "ready": len(self._ready),
+            "held": len(self._held),
+            "delayed": len(self._later),
+            "bytes": self.bytes,
+            "consumers": len(self._consumers),
+            "age": max(0.0, now + self._node.epoch - oldest / 1e6) if oldest else 0.0,
+        }
 
     # Producers
 
-    def put(self, message: Message, now: float, *, expires: float = 0.0) -> None:
-        """Keep a message, and hand it out when somebody is there."""
+    def put(
+        self,
+        message: Message,
+        now: float,
+        *,
+        producer: Session | None = None,
+        lives: float = 0.0,
+        dead: bool = False,
+    ) -> None:
+        """Keep a message, for so many seconds if not for ever; dead letters always fit."""
+        identity = _identity(message, producer) if self.settings.dedup_window else ""
+        if not dead:
+            if self._was_taken(identity, now):
+                self._node.count_dropped("duplicate")
+                return
+            self._check_room(len(message.payload))
+        due = 0.0
+        if not dead and (delay := message.headers.get(DELAY, "")):
+            if not delay.isdecimal() or len(delay) > 12:
+                raise RefusedError("bad_request", f"a delay is in milliseconds, not {delay}")
+            due = now + int(delay) / 1000
         sequence = self._next
         self._next += 1
-        kept = replace(message, id=message.id or f"q{sequence}", flags=Flag(0))
-        stored = Stored(self.settings.name, sequence, kept, 0, expires)
+        epoch, window = self._node.epoch, self.settings.dedup_window
+        if identity:
+            self._recent[identity] = now + window
+            if producer is not None and producer.client_id:
+                self._node.engine.remember_id(self.settings.name, identity, now + window + epoch)
+        stored = Stored(
+            self.settings.name,
+            sequence,
+            replace(
+                message,
+                id=message.id or f"q{sequence}",
+                flags=Flag(0),
+                timestamp=self._node.timestamp(now),
+            ),
+            0,
+            now + lives + epoch if lives else 0.0,
+            due + epoch if due else 0.0,
+        )
         self._node.engine.put(stored)
-        self._make_ready(stored)
+        self.bytes += len(message.payload)
+        self._node.capture.add(replace(stored.message, op="enqueue"), now)
+        if due:
+            heapq.heappush(self._later, (due, sequence, stored))
+        else:
+            self._make_ready(stored)
         self.dispatch(now)
+
+    def _was_taken(self, identity: str, now: float) -> bool:
+        """Has a message of this id been put within the window?"""
+        while self._recent:
+            oldest = next(iter(self._recent))
+            if self._recent[oldest] > now:
+                break
+            del self._recent[oldest]
+        return identity in self._recent
+
+    def _check_room(self, size: int) -> None:
+        name, most = self.settings.name, self.settings.max_messages
+        if most and len(self) >= most:
+            raise RefusedError("busy", f"the queue {name} is full: it has {most} messages")
+        most = self.settings.max_bytes
+        if most and self.bytes + size > most:
+            raise RefusedError("busy", f"the queue {name} is full: it may have {most} bytes")
 
     def _make_ready(self, stored: Stored) -> None:
         heapq.heappush(self._ready, (-stored.message.priority, stored.sequence, stored))
@@ -91,18 +180,22 @@ class Queue:
 
     def consume(self, session: Session, prefetch: int, now: float) -> None:
         """Let a session have messages as they come."""
-        if self._consumer(session) is None:
+        consumer = self._consumer(session)
+        if consumer is None:
             self._consumers.append(_Consumer(session, prefetch or PREFETCH))
+        else:
+            consumer.prefetch = prefetch or PREFETCH
         self.dispatch(now)
 
     def cancel(self, session: Session, now: float) -> None:
         """A session wants no more; what it holds goes to others."""
-        for consumer in self._consumers + [pull.consumer for pull in self._pulls]:
-            if consumer.session is session:
-                for identity in list(consumer.held):
-                    self._give_back(consumer, identity)
-        self._consumers = [one for one in self._consumers if one.session is not session]
-        self._pulls = [one for one in self._pulls if one.consumer.session is not session]
+        consumer = self._consumer(session)
+        if consumer is None:
+            return
+        self._pulls = [one for one in self._pulls if one.consumer is not consumer]
+        self._consumers.remove(consumer)
+        for sequence in list(consumer.held.values()):
+            self._give_back(consumer, self._held[sequence])
         self.dispatch(now)
 
     def pull(self, session: Session, request: Message, count: int, wait: float, now: float) -> None:
@@ -117,51 +210,71 @@ class Queue:
 
     def ack(self, session: Session, identity: str, now: float) -> None:
         """A message is done."""
-        stored = self._held(session, identity)
-        for consumer in self._holders.pop(stored.sequence, []):
-            consumer.held = {k: v for k, v in consumer.held.items() if v is not stored}
-        self._node.engine.drop(self.settings.name, stored.sequence)
+        held = self._held_by(session, identity)
+        self._release(held)
+        self._done(held.stored)
+        self._tell("ack", held.stored, session, now)
         self.dispatch(now)
 
     def nack(self, session: Session, identity: str, now: float, *, requeue: bool = True) -> None:
         """A message is not done: it goes to another, or to the dead letters."""
-        stored = self._held(session, identity)
+        held = self._held_by(session, identity)
+        self._tell("nack", held.stored, session, now)
         if requeue:
             consumer = self._consumer(session)
             assert consumer is not None
-            self._give_back(consumer, identity)
+            self._give_back(consumer, held)
         else:
-            for consumer in self._holders.pop(stored.sequence, []):
-                consumer.held = {k: v for k, v in consumer.held.items() if v is not stored}
-            self._bury(stored, "rejected", now)
+            self._release(held)
+            self._bury(held.stored, "rejected", now)
         self.dispatch(now)
 
     def _consumer(self, session: Session) -> _Consumer | None:
         return next((one for one in self._consumers if one.session is session), None)
 
-    def _held(self, session: Session, identity: str) -> Stored:
+    def _held_by(self, session: Session, identity: str) -> _Held:
         consumer = self._consumer(session)
         if consumer is None or identity not in consumer.held:
             raise RefusedError("not_found", f"no message {identity} is held by this connection")
-        return consumer.held[identity]
+        return self._held[consumer.held[identity]]
 
-    def _give_back(self, consumer: _Consumer, identity: str) -> None:
+    def _release(self, held: _Held) -> None:
+        """Nobody has it any more."""
+        del self._held[held.stored.sequence]
+        for consumer, identity in held.holders.items():
+            del consumer.held[identity]
+
+    def _give_back(self, consumer: _Consumer, held: _Held) -> None:
         """One holder less; with the last one the message is ready again."""
-        stored = consumer.held.pop(identity)
-        holders = self._holders.get(stored.sequence, [])
-        if consumer in holders:
-            holders.remove(consumer)
-        if not holders:
-            self._holders.pop(stored.sequence, None)
-            self._make_ready(stored)
+        del consumer.held[held.holders.pop(consumer)]
+        if not held.holders:
+            del self._held[held.stored.sequence]
+            self._make_ready(held.stored)
+
+    def _tell(self, op: str, stored: Stored, session: Session | None, now: float) -> None:
+        """Let the log know what became of a message."""
+        self._node.capture.add(
+            Message(
+                op=op,
+                address=self.settings.name,
+                id=stored.message.id,
+                source=stored.message.source,
+                target=session.client_id if session is not None else "",
+                dialect=session.dialect if session is not None else "",
+                headers={"$attempt": str(stored.attempts)},
+            ),
+            now,
+        )
 
     # Handing out
 
     def dispatch(self, now: float) -> None:
         """Hand out what is ready to whoever has room."""
+        while self._later and self._later[0][0] <= now:
+            self._make_ready(heapq.heappop(self._later)[2])
         while self._ready:
             stored = self._ready[0][2]
-            if stored.expires and stored.expires <= now:
+            if stored.expires and stored.expires <= now + self._node.epoch:
                 heapq.heappop(self._ready)
                 self._expire(stored, now)
                 continue
@@ -181,19 +294,21 @@ class Queue:
             return [self._pulls[0].consumer]
         if self.settings.mode == "pull":
             return []
-        free = [
-            one
-            for one in self._consumers
-            if len(one.held) < one.prefetch and one.session.link.buffered <= self._node.flow.outbox
-        ]
-        if self.settings.mode == "push" or not free:
-            return free
-        self._consumers.remove(free[0])
-        self._consumers.append(free[0])
-        return free[:1]
+        if self.settings.mode == "push":
+            return [one for one in self._consumers if self._has_room(one)]
+        for _ in range(len(self._consumers)):
+            self._consumers.rotate(-1)
+            if self._has_room(self._consumers[-1]):
+                return [self._consumers[-1]]
+        return []
+
+    def _has_room(self, consumer: _Consumer) -> bool:
+        return (
+            len(consumer.held) < consumer.prefetch
+            and consumer.session.link.buffered <= self._node.flow.outbox
+        )
 
     def _deliver(self, stored: Stored, takers: list[_Consumer], now: float) -> None:
-        self._node.engine.put(stored)
         message = replace(
             stored.message,
             op="deliver",
@@ -201,7 +316,7 @@ class Queue:
             headers={**stored.message.headers, "$attempt": str(stored.attempts)},
         )
         done = False
-        holders = []
+        held = _Held(stored, {})
         for position, taker in enumerate(takers):
             first = Flag.FIRST if stored.attempts == 1 and position == 0 else Flag(0)
             # Producers may give the same id twice; a consumer must be able to tell them apart.
@@ -210,20 +325,23 @@ class Queue:
                 self._node.count_dropped("undeliverable")
                 continue
             self._node.counters["delivered"] += 1
+            self._tell("deliver", stored, taker.session, now)
             if self._pulls and self._pulls[0].consumer is taker:
                 self._pulls[0].left -= 1
                 self._pulls[0].taken += 1
             if taker.session.acknowledges:
-                taker.held[identity] = stored
-                holders.append(taker)
+                taker.held[identity] = stored.sequence
+                held.holders[taker] = identity
             else:
                 done = True
+        if held.holders:
+            self._held[stored.sequence] = held
         if done:
-            for holder in holders:
-                holder.held = {k: v for k, v in holder.held.items() if v is not stored}
-            self._node.engine.drop(self.settings.name, stored.sequence)
-        elif holders:
-            self._holders[stored.sequence] = holders
+            if held.holders:
+                self._release(held)
+            self._done(stored)
+        elif held.holders:
+            self._node.engine.count_attempt(stored)
             heapq.heappush(self._deadlines, (now + self.settings.ack_timeout, stored.sequence))
         else:
             self._bury(stored, "undeliverable", now)
@@ -237,33 +355,74 @@ class Queue:
             self._pulls.remove(pull)
             pull.consumer.session.end_of_pull(pull.request, pull.taken)
 
+    # The end of a message
+
+    def _done(self, stored: Stored) -> None:
+        self.bytes -= len(stored.message.payload)
+        self._node.engine.drop(self.settings.name, stored.sequence)
+
     def _bury(self, stored: Stored, reason: str, now: float) -> None:
         """Move a message to the dead letters, or drop it where it is one already."""
-        self._node.engine.drop(self.settings.name, stored.sequence)
         self._node.count_dropped(reason.replace(" ", "_"))
+        headers = {**stored.message.headers, REASON: reason}
+        self._node.capture.add(replace(stored.message, op="dead", headers=headers), now)
         if not self.settings.name.endswith(DEAD):
             dead = self._node.queues.declare(QueueSettings(self.settings.name + DEAD))
-            headers = {**stored.message.headers, REASON: reason}
-            dead.put(replace(stored.message, headers=headers), now)
+            dead.put(replace(stored.message, headers=headers), now, dead=True)
+        self._done(stored)  # last: rather twice than never
 
     def _expire(self, stored: Stored, now: float) -> None:
         if self.settings.keep_expired:
             self._bury(stored, "expired", now)
         else:
-            self._node.engine.drop(self.settings.name, stored.sequence)
+            self._done(stored)
             self._node.count_dropped("expired")
 
     def tick(self, now: float) -> None:
         """Take back what was not acknowledged in time, and end the pulls that have waited."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, sequence = heapq.heappop(self._deadlines)
-            for consumer in list(self._holders.get(sequence, [])):
-                for identity, stored in list(consumer.held.items()):
-                    if stored.sequence == sequence:
-                        self._node.counters["redelivered"] += 1
-                        self._give_back(consumer, identity)
-        self.dispatch(now)
-        self._end_pulls(now)
+            held = self._held.get(sequence)
+            if held is not None:
+                self._node.counters["redelivered"] += 1
+                for consumer in list(held.holders):
+                    self._give_back(consumer, held)
+        if self._ready or self._later:
+            self.dispatch(now)
+        if self._pulls:
+            self._end_pulls(now)
+
+    # For operators
+
+    def peek(self, count: int) -> list[Stored]:
+        """The messages that come next, without taking them."""
+        return [stored for _, _, stored in heapq.nsmallest(count, self._ready)]
+
+    def purge(self) -> int:
+        """Throw away all that nobody holds; how many those were."""
+        thrown = [stored for _, _, stored in self._ready + self._later]
+        self._ready.clear()
+        self._later.clear()
+        for stored in thrown:
+            self._done(stored)
+        self._node.count_dropped("purged", len(thrown))
+        return len(thrown)
+
+    def move_to(self, other: Queue, count: int, now: float) -> int:
+        """Give the next messages to another queue, as new there; how many those were."""
+        moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
+        for stored in moved:
+            headers = {k: v for k, v in stored.message.headers.items() if k != REASON}
+            other.put(replace(stored.message, headers=headers), now, dead=True)
+            self._done(stored)
+        return len(moved)
+
+
+def _identity(message: Message, producer: Session | None) -> str:
+    """What tells a message from all others; a client without an id is known by its connection."""
+    if not message.id or producer is None:
+        return ""
+    return f"{producer.client_id or producer.number}\0{message.id}"
 
 
 class Queues:
@@ -292,7 +451,7 @@ class Queues:
             self._node.check_queue(settings.name)
             self._node.engine.declare(settings)
             self._queues[settings.name] = Queue(self._node, settings)
-            self._node.forget_routes()
+            self._node.forget_routes(settings.name)
         return self._queues[settings.name]
 
     def remove(self, name: str) -> None:
@@ -300,12 +459,13 @@ class Queues:
         self.get(name)
         del self._queues[name]
         self._node.engine.remove(name)
-        self._node.forget_routes()
+        self._node.forget_routes(name)
 
     def left(self, session: Session, now: float) -> None:
         """A session has ended: what it holds goes to others."""
-        for queue in self.all():
-            queue.cancel(session, now)
+        for name in session.consumes:
+            if name in self._queues:
+                self._queues[name].cancel(session, now)
 
     def tick(self, now: float) -> None:
         """Let time pass in every queue."""

@@ -2,9 +2,9 @@
 
 An *audience* is a set of subscribers, numbered by the broker: all addresses that go to the same
 subscribers share one. `Routes` is a hash table from an address's bytes to its audience; a row whose
-address it has not seen is given back to the broker, which works the audience out once. `gather`
-copies the frames that one subscriber gets out of the scanned buffer, and `select` lists their rows
-for an encoder.
+address it has not seen is given back to the broker, which works the audience out once. `groups`
+lists the rows of each audience, and `gather` copies the frames that one subscriber gets out of the
+scanned buffer.
 """
 
 from __future__ import annotations
@@ -58,6 +58,19 @@ def wants_ack(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_
     for row in range(start, end):
         flags |= table.flags[row]
     return bool(flags & _ACK)
+
+
+def wanting_ack(table: FrameTable, rows: cython.const[cython.int][::1]) -> array[int]:
+    """Those of the rows whose senders want to be told."""
+    k: cython.Py_ssize_t
+    n: cython.Py_ssize_t = 0
+    found: array[int] = array("i", [0]) * len(rows)
+    cells: cython.int[::1] = found
+    for k in range(len(rows)):
+        if table.flags[rows[k]] & _ACK:
+            cells[n] = rows[k]
+            n += 1
+    return found[:n]
 
 
 def span(start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> array[int]:
@@ -128,10 +141,20 @@ class Routes:
             self.slots[slot] = k
         return 0
 
+    def forget(self, address: bytes) -> None:
+        """Do not know an address's audience any more."""
+        k: cython.int = self._entry(address, 0, len(address))
+        if k >= 0:
+            self.audience[k] = -1
+
     def add(self, address: bytes, audience: int) -> None:
         """Remember an address's audience."""
         code: cython.longlong = _hash(self.seed, address, 0, len(address))
         slot: cython.longlong
+        k: cython.int = self._entry(address, 0, len(address))
+        if k >= 0:
+            self.audience[k] = audience
+            return
         if self.count == len(self.hashes):
             self._size(2 * self.count)
         slot = code & self.mask
@@ -168,7 +191,9 @@ class Routes:
                 p = table.side.data
                 at = -1 - at
             if n != last_n or not _equal(p, at, q, last_at, n):
-                known = self._find(p, at, n)
+                known = self._entry(p, at, n)
+                if known >= 0:
+                    known = self.audience[known]
                 if known < 0:
                     return int(row)
                 q, last_at, last_n = p, at, n
@@ -183,22 +208,42 @@ class Routes:
                 return MIXED
         return int(self.assigned[start])
 
-    def present(self, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> list[int]:
-        """The audiences that the rows in [start, end) have, each once."""
+    def groups(self, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> dict[int, array[int]]:
+        """The rows in [start, end) by audience, each in the order of arrival."""
         row: cython.Py_ssize_t
+        group: cython.Py_ssize_t
         last: cython.int = -1
-        found: dict[int, bool] = {}
+        at: cython.Py_ssize_t = 0
+        found: dict[int, int] = {}  # the audiences' groups
+        of_row: cython.int[::1] = array("i", [0]) * (end - start)
         for row in range(start, end):
             if self.assigned[row] != last:
                 last = self.assigned[row]
-                found[last] = True
-        return list(found)
+                at = found.setdefault(last, len(found))
+            of_row[row - start] = at
+        next_at: cython.int[::1] = array("i", [0]) * (len(found) + 1)
+        for row in range(end - start):
+            next_at[of_row[row] + 1] += 1
+        for group in range(len(found)):
+            next_at[group + 1] += next_at[group]
+        begins = list(next_at)
+        rows: array[int] = array("i", [0]) * (end - start)
+        cells: cython.int[::1] = rows
+        for row in range(end - start):
+            group = of_row[row]
+            cells[next_at[group]] = start + row
+            next_at[group] += 1
+        return {
+            audience: rows[begins[number] : begins[number + 1]]
+            for audience, number in found.items()
+        }
 
     @cython.cfunc
     @cython.exceptval(-2, check=True)
-    def _find(
+    def _entry(
         self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
     ) -> cython.int:
+        """Where an address's route is kept, -1 where it is not."""
         code: cython.longlong = _hash(self.seed, p, at, n)
         slot: cython.longlong = code & self.mask
         k: cython.int
@@ -211,25 +256,8 @@ class Routes:
                 and self.key_len[k] == n
                 and _equal(p, at, self.keys.data, self.key_at[k], n)
             ):
-                return self.audience[k]
+                return k
             slot = (slot + 1) & self.mask
-
-    def select(
-        self,
-        members: cython.const[cython.uchar][::1],
-        start: cython.Py_ssize_t,
-        end: cython.Py_ssize_t,
-    ) -> array[int]:
-        """The rows in [start, end) whose audience is one of `members` (a byte per audience)."""
-        row: cython.Py_ssize_t
-        n: cython.Py_ssize_t = 0
-        rows: array[int] = array("i", [0]) * (end - start)
-        cells: cython.int[::1] = rows
-        for row in range(start, end):
-            if self.assigned[row] < len(members) and members[self.assigned[row]]:
-                cells[n] = row
-                n += 1
-        return rows[:n]
 
 
 def gather(table: FrameTable, rows: cython.const[cython.int][::1]) -> memoryview:

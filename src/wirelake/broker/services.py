@@ -84,6 +84,7 @@ class Services:
             )
             self._open[number] = _Open(request, session, service)
             if service.send(passed):
+                self._node.capture.add(passed, now)
                 wait = request.ttl / 1000 if request.ttl and not session.counts_hops else None
                 deadline = now + (self.timeout if wait is None else wait)
                 heapq.heappush(self._deadlines, (deadline, number))
@@ -91,32 +92,32 @@ class Services:
             del self._open[number]
         raise RefusedError("no_service", f"nobody serves {request.address}")
 
-    def reply(self, session: Session, reply: Message) -> None:
+    def reply(self, session: Session, reply: Message, now: float) -> None:
         """Pass a reply back to whoever asked; one that is late or made up is dropped."""
         found = self._open.get(reply.correlation_id)
         if found is None or found.service is not session:
             self._node.count_dropped("late_reply")
             return
         del self._open[reply.correlation_id]
-        found.requester.send(
-            replace(
-                reply,
-                op="reply",
-                address=found.request.address,
-                id=found.request.id,
-                correlation_id=found.request.correlation_id,
-                source=session.client_id,
-                target=found.requester.client_id,
-                headers={k: v for k, v in reply.headers.items() if not k.startswith("$")},
-            )
+        passed = replace(
+            reply,
+            op="reply",
+            address=found.request.address,
+            id=found.request.id,
+            source=session.client_id,
+            target=found.requester.client_id,
+            headers={k: v for k, v in reply.headers.items() if not k.startswith("$")},
         )
+        # In the log both have the broker's own number, which nobody else uses.
+        self._node.capture.add(passed, now)
+        found.requester.send(replace(passed, correlation_id=found.request.correlation_id))
 
-    def left(self, session: Session) -> None:
+    def left(self, session: Session, now: float) -> None:
         """A session has ended: what it serves is free, and its open requests have failed."""
         self.unserve(session, "")
         for number, found in list(self._open.items()):
             if found.service is session:
-                self._fail(number, RefusedError("closed", "the service has disconnected"))
+                self._fail(number, RefusedError("closed", "the service has disconnected"), now)
             elif found.requester is session:
                 del self._open[number]
 
@@ -125,10 +126,21 @@ class Services:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, number = heapq.heappop(self._deadlines)
             if number in self._open:
-                self._fail(number, RefusedError("timeout", "no reply in time"))
+                self._fail(number, RefusedError("timeout", "no reply in time"), now)
 
-    def _fail(self, number: str, error: RefusedError) -> None:
+    def _fail(self, number: str, error: RefusedError, now: float) -> None:
         found = self._open.pop(number)
+        self._node.capture.add(
+            Message(
+                op="error",
+                address=found.request.address,
+                correlation_id=number,
+                target=found.requester.client_id,
+                payload=error.text.encode(),
+                headers={"$code": error.code},
+            ),
+            now,
+        )
         self._node.count_refused(error.code)
         if not found.requester.closed:
             found.requester.refuse(found.request, error)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from wirelake.broker.route import plain_run
 from wirelake.errors import ProtocolError, RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import FrameTable, encoder, scanner
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class Session(ABC):
     acknowledges = True
     #: Is a ttl of this dialect a hop count, and not a time?
     counts_hops = False
+    #: What a client that asked is told when its publish is done.
+    accepted_by = Op.OK
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         self.node = node
@@ -77,7 +79,7 @@ class Session(ABC):
         self.consumes: dict[str, None] = {}
         self.closed = False
         self.last_heard = now
-        self.waits_for: set[Session] = set()
+        self.waits_for: set[object] = set()  # subscribers, or the disk
         self.number = node.joined(self)
 
     def __repr__(self) -> str:
@@ -104,6 +106,8 @@ class Session(ABC):
             self.close("protocol error")
         finally:
             table.release()
+            self.node.capture.flush()
+        self.node.capture.hold_back(self)
         return at
 
     def _walk(self, table: FrameTable, now: float) -> None:
@@ -150,6 +154,17 @@ class Session(ABC):
     @abstractmethod
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
+
+    def accept_rows(self, table: FrameTable, rows: array[int]) -> None:
+        """Tell the client, once they are durable, that these rows are done."""
+        if len(rows):
+            answers = self.node.answers
+            answers.answer(table, rows, self.accepted_by)
+            frames = bytes(self.encoder.encode(answers))
+            self.node.after(lambda: None if self.closed else self.link.write(frames))
+
+    def refuse_unasked(self, error: RefusedError, count: int) -> None:  # noqa: B027 - see accept
+        """Tell the client, where the dialect can, that publishes were not done: no one asked."""
 
     def end_of_pull(self, request: Message, taken: int) -> None:  # noqa: B027 - most dialects have nothing to do
         """Tell the client that its request for messages of a queue has ended."""

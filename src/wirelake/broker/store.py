@@ -8,9 +8,10 @@ it is durable.
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wirelake.address import check_address, check_filter
+from wirelake.address import check_filter, check_topic, matches
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.engine.base import Entry
 from wirelake.errors import RefusedError
@@ -29,15 +30,20 @@ class Store:
         self._entries: dict[str, Entry] = {entry.key: entry for entry in node.engine.entries()}
         self._watchers: FilterIndex[Session] = FilterIndex()
         self._watched: dict[Session, list[str]] = {}
-        self._deadlines = [(e.expires, e.key) for e in self._entries.values() if e.expires]
+        self._deadlines = [
+            (entry.expires - node.epoch, entry.key)
+            for entry in self._entries.values()
+            if entry.expires
+        ]
         heapq.heapify(self._deadlines)
+        self._ends = {key: ends for ends, key in self._deadlines}
 
     def create(self, session: Session, message: Message, now: float) -> Entry:
         """A new key; refused if it is there."""
         old = self._entry(session, message.address)
         if old is not None and old.value is not None:
             raise RefusedError("exists", f"{message.address} is there, revision {old.revision}")
-        return self._change(message.address, old, message.payload, message.ttl, now)
+        return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def read(self, session: Session, message: Message) -> Entry:
         """A key's latest state; refused if it is not there."""
@@ -47,21 +53,33 @@ class Store:
         """A new value for a key that is there, and has the revision that is expected, if any."""
         old = self._present(session, message.address)
         self._expect(old, message)
-        return self._change(message.address, old, message.payload, message.ttl, now)
+        return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def delete(self, session: Session, message: Message, now: float) -> Entry:
         """Remove a key that is there, and has the revision that is expected, if any."""
         old = self._present(session, message.address)
         self._expect(old, message)
-        return self._change(message.address, old, None, 0, now)
+        return self._change(session, message.address, old, None, 0, now)
 
-    def watch(self, session: Session, filter: str) -> None:
-        """Tell a session every change of the keys that a filter matches, from now on."""
+    def matching(self, session: Session, filter: str) -> list[Entry]:
+        """The keys that a filter matches, those deleted too, in order."""
         check_filter(filter)
         if not session.rights.allows("store", filter):
-            raise RefusedError("unauthorized", f"no right to watch {filter}")
+            raise RefusedError("unauthorized", f"no right to the keys {filter}")
+        return [self._entries[key] for key in sorted(self._entries) if matches(filter, key)]
+
+    def watch(self, session: Session, filter: str, since: int | None) -> None:
+        """Tell a session every change of the keys that a filter matches, from now on.
+
+        With `since`, first the latest change of every key that has come to that revision
+        (decision 40). All of it is told when it is durable, and so in order.
+        """
+        known = self.matching(session, filter)
         if self._watchers.add(filter, session):
             self._watched.setdefault(session, []).append(filter)
+        if since is not None:
+            told = [change(entry) for entry in known if entry.revision >= since]
+            self._node.after(lambda: [session.send(one) for one in told])
 
     def left(self, session: Session) -> None:
         """A session has ended: it watches no more."""
@@ -73,11 +91,11 @@ class Store:
         while self._deadlines and self._deadlines[0][0] <= now:
             expires, key = heapq.heappop(self._deadlines)
             entry = self._entries[key]
-            if entry.value is not None and entry.expires == expires:
-                self._change(key, entry, None, 0, now)
+            if entry.value is not None and self._ends.get(key) == expires:
+                self._change(None, key, entry, None, 0, now)
 
     def _entry(self, session: Session, key: str) -> Entry | None:
-        check_address(key)
+        check_topic(key)
         if not session.rights.allows("store", key):
             raise RefusedError("unauthorized", f"no right to the key {key}")
         return self._entries.get(key)
@@ -98,23 +116,41 @@ class Store:
             )
 
     def _change(
-        self, key: str, old: Entry | None, value: bytes | None, ttl: int, now: float
+        self,
+        session: Session | None,
+        key: str,
+        old: Entry | None,
+        value: bytes | None,
+        ttl: int,
+        now: float,
     ) -> Entry:
-        expires = now + ttl / 1000 if ttl else 0.0
-        entry = Entry(key, old.revision + 1 if old else 1, value, expires)
+        self._node.capture.check_disk()
+        ends = now + ttl / 1000 if ttl else 0.0
+        entry = Entry(
+            key, old.revision + 1 if old else 1, value, ends + self._node.epoch if ends else 0.0
+        )
         self._entries[key] = entry
-        if expires:
-            heapq.heappush(self._deadlines, (expires, key))
+        self._ends.pop(key, None)
+        if ends:
+            self._ends[key] = ends
+            heapq.heappush(self._deadlines, (ends, key))
         self._node.engine.write_entry(entry)
-        self._node.engine.after(lambda: self._tell(entry))
+        told = change(entry)
+        source, dialect = (session.client_id, session.dialect) if session else ("", "")
+        self._node.capture.add(replace(told, source=source, dialect=dialect), now)
+        self._node.after(lambda: self._tell(told))
         return entry
 
-    def _tell(self, entry: Entry) -> None:
-        change = Message(
-            op="del" if entry.value is None else "set",
-            address=entry.key,
-            payload=entry.value or b"",
-            headers={"$rev": str(entry.revision)},
-        )
-        for session in self._watchers.match(entry.key):
-            session.send(change)
+    def _tell(self, told: Message) -> None:
+        for session in self._watchers.match(told.address):
+            session.send(told)
+
+
+def change(entry: Entry) -> Message:
+    """What a watcher is told of a key's latest state."""
+    return Message(
+        op="del" if entry.value is None else "set",
+        address=entry.key,
+        payload=entry.value or b"",
+        headers={"$rev": str(entry.revision)},
+    )

@@ -9,7 +9,7 @@ clean (spec: byte streams).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -42,7 +42,7 @@ class Streams:
         self._ends: dict[Session, dict[str, _End]] = {}
         self._number = count(1)
 
-    def open(self, session: Session, message: Message) -> None:
+    def open(self, session: Session, message: Message, now: float) -> None:
         """Open a stream to the client that the address names."""
         mine = self._ends.setdefault(session, {})
         if not message.correlation_id:
@@ -57,15 +57,15 @@ class Streams:
         near = _End(session, message.correlation_id)
         far = _End(target, f"s{next(self._number)}", 0, near)
         near.other = far
-        target.send(
-            Message(
-                op="open",
-                address=message.address,
-                correlation_id=far.number,
-                source=session.client_id,
-                payload=message.payload,
-            )
+        opened = Message(
+            op="open",
+            address=message.address,
+            correlation_id=far.number,
+            source=session.client_id,
+            payload=message.payload,
         )
+        target.send(opened)
+        self._node.capture.add(replace(opened, dialect=session.dialect), now)
         mine[near.number] = near
         self._ends.setdefault(target, {})[far.number] = far
 
@@ -77,14 +77,14 @@ class Streams:
         other.session.send(Message(op="data", correlation_id=other.number, payload=message.payload))
         self._node.flow.wrote(other.session, session, "pause", now)
 
-    def close(self, session: Session, message: Message) -> None:
+    def close(self, session: Session, message: Message, now: float) -> None:
         """Close a stream; a code says that it was not done."""
-        self._close(self._end(session, message), message.headers.get("$code", ""))
+        self._close(self._end(session, message), message.headers.get("$code", ""), now)
 
-    def left(self, session: Session) -> None:
+    def left(self, session: Session, now: float) -> None:
         """A session has ended, and with it its streams, uncleanly."""
         for end in list(self._ends.get(session, {}).values()):
-            self._close(end, "closed")
+            self._close(end, "closed", now)
         self._ends.pop(session, None)
 
     def _end(self, session: Session, message: Message) -> _End:
@@ -93,10 +93,23 @@ class Streams:
             raise RefusedError("not_found", f"no stream {message.correlation_id} is open")
         return end
 
-    def _close(self, end: _End, code: str) -> None:
+    def _close(self, end: _End, code: str, now: float) -> None:
         other = end.other
         assert other is not None
         del self._ends[end.session][end.number]
         del self._ends[other.session][other.number]
         headers = {"$count": str(other.received)} | ({"$code": code} if code else {})
-        other.session.send(Message(op="close", correlation_id=other.number, headers=headers))
+        closed = Message(op="close", correlation_id=other.number, headers=headers)
+        other.session.send(closed)
+        # Both rows in the log have the name that the target knows the stream under.
+        far = max(end, other, key=lambda one: one.number.startswith("s"))
+        self._node.capture.add(
+            replace(
+                closed,
+                address=far.session.client_id,
+                correlation_id=far.number,
+                source=end.session.client_id,
+                dialect=end.session.dialect,
+            ),
+            now,
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from wirelake.broker.session import Session
 from wirelake.engine.base import Mode, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable, scanner
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class TmqSession(Session):
     """A client that speaks TMQ."""
 
     counts_hops = True
+    accepted_by = Op.ACK
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         super().__init__(node, link, dialect, now)
@@ -63,14 +64,15 @@ class TmqSession(Session):
                 self.node.services.request(self, message, now)
                 return
             case "publish":
-                self.node.publish_message(
-                    self, replace(message, flags=message.flags & Flag.ACK), now
-                )
+                if message.flags & Flag.RESPONSE and not self.node.reaches(self, message.address):
+                    self.node.check_publish(self, message.address)
+                    raise RefusedError("not_found", f"nobody is there at {message.address}")
+                self.node.publish_message(self, message, now)
                 return
             case "direct":
-                self.node.send_to_client(self, replace(message, source=self.client_id))
+                self.node.send_to_client(self, replace(message, source=self.client_id), now)
             case "reply":
-                self._respond(message)
+                self._respond(message, now)
             case "redirect":
                 self._redirect(message, now)
             case "subscribe":
@@ -83,7 +85,7 @@ class TmqSession(Session):
                 self.node.check_admin(self, message.address)
                 self.node.queues.remove(message.address)
             case "list":
-                self._answer(message, DONE, json.dumps(self.node.queue_states()))
+                self._answer(message, DONE, json.dumps(self.node.queue_states(self, now)))
                 return
             case "dequeue":
                 count = message.payload.decode(errors="replace").strip() or "1"
@@ -105,7 +107,7 @@ class TmqSession(Session):
             case _:
                 raise RefusedError("bad_request", f"{message.op} is not for a broker")
         if message.flags & Flag.RESPONSE and message.op in ANSWERED:
-            self.node.engine.after(lambda: self._answer(message, DONE))
+            self.node.after(lambda: self._answer(message, DONE))
 
     def _declare(self, message: Message) -> None:
         """Create a queue (spec: tmq 4): a content type, then `Key: value` lines."""
@@ -166,12 +168,12 @@ class TmqSession(Session):
         self.send(Message(op="error", content_type=code, payload=error.text.encode()))
         self.close(str(error))
 
-    def _respond(self, message: Message) -> None:
+    def _respond(self, message: Message, now: float) -> None:
         """A reply to a request, or a response to the client that it names (spec: tmq 9)."""
         if self.node.services.is_open(message.correlation_id):
-            self.node.services.reply(self, message)
+            self.node.services.reply(self, message, now)
         else:
-            self.node.send_to_client(self, replace(message, source=self.client_id))
+            self.node.send_to_client(self, replace(message, source=self.client_id), now)
 
     def _redirect(self, message: Message, now: float) -> None:
         """The message inside, one hop older, for another receiver (spec: tmq 10)."""
@@ -188,7 +190,8 @@ class TmqSession(Session):
         if hops == 0:
             self.node.count_dropped("hops")
             return
-        self.node.send_to_client(self, replace(inner, op="direct", target=message.target, ttl=hops))
+        inner = replace(inner, op="direct", target=message.target, ttl=hops)
+        self.node.send_to_client(self, inner, now)
 
     def accept(self, message: Message) -> None:
         """A delivery message, for a producer that set DE (spec: tmq 7)."""

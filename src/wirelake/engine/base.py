@@ -3,18 +3,30 @@
 The broker decides and remembers; an engine keeps. Every write is a plain call that returns at once.
 `after` runs an action when all that was written before it is durable: that is where an answer to a
 client waits. An engine calls back on the thread that the broker runs on, and in order.
+
+A disk that takes no more is no reason to forget: what was written before waits until there is room,
+and so do the answers. Meanwhile `trouble` says what is wrong, and the broker refuses what is new.
+
+The log is what passed through the broker, as Arrow batches of one schema (`wire.arrow`). It has a
+fixed number of partitions; an address belongs to the partition `crc32(address) mod partitions`, and
+offsets count from 0 in each. A row can be read once it is durable.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from wirelake.message import Message
+from wirelake.wire import FrameTable
 
 Mode = Literal["round-robin", "push", "pull"]
+
+#: Partitions of a log that is new.
+PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,7 @@ class Entry:
     key: str
     revision: int
     value: bytes | None
-    expires: float = 0.0  # on the broker's clock; 0: never
+    expires: float = 0.0  # seconds since 1970; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,9 @@ class QueueSettings:
     ack_timeout: float = 30.0
     max_deliveries: int = 5
     content_type: int = 0
+    dedup_window: float = 120.0  # seconds in which a message id is taken once
+    max_messages: int = 1_000_000  # 0: no limit
+    max_bytes: int = 1 << 30  # of payloads; 0: no limit
     keep_expired: bool = False  # a message past its ttl goes to the dead letters
 
 
@@ -47,11 +62,48 @@ class Stored:
     sequence: int
     message: Message
     attempts: int = 0
-    expires: float = 0.0  # on the broker's clock; 0: never
+    expires: float = 0.0  # seconds since 1970; 0: never
+    due: float = 0.0  # not before, in seconds since 1970
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a partition of the log begins and ends: offsets [first, next), times in µs."""
+
+    partition: int
+    first: int = 0
+    next: int = 0
+    first_time: int = 0
+    last_time: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """Rows [base, base + count) of a partition, as they are stored.
+
+    `ipc` is what stands between the schema and the end of an Arrow stream: the dictionaries of the
+    batch, then the batch. After `wirelake.engine.batch.PREAMBLE`, batches can be sent one after the
+    other.
+    """
+
+    partition: int
+    base: int
+    count: int
+    first_time: int
+    last_time: int
+    ipc: bytes | memoryview
 
 
 class Engine(ABC):
     """Keeps what the broker must find again."""
+
+    #: Partitions of the log; 0 where there is none.
+    partitions: int = 0
+    #: Why nothing can be written now, or nothing.
+    trouble: str = ""
+
+    # The data store
 
     @abstractmethod
     def entries(self) -> Iterable[Entry]:
@@ -60,6 +112,8 @@ class Engine(ABC):
     @abstractmethod
     def write_entry(self, entry: Entry) -> None:
         """Keep a key's latest state."""
+
+    # Queues
 
     @abstractmethod
     def queues(self) -> Iterable[QueueSettings]:
@@ -79,11 +133,56 @@ class Engine(ABC):
 
     @abstractmethod
     def put(self, stored: Stored) -> None:
-        """Keep a message, or its new count of attempts."""
+        """Keep a message."""
+
+    @abstractmethod
+    def count_attempt(self, stored: Stored) -> None:
+        """Keep a message's new count of attempts."""
 
     @abstractmethod
     def drop(self, queue: str, sequence: int) -> None:
         """Forget a message that is done."""
+
+    @abstractmethod
+    def next_sequence(self, queue: str) -> int:
+        """The least sequence that was never given out in a queue."""
+
+    @abstractmethod
+    def remember_id(self, queue: str, identity: str, until: float) -> None:
+        """Keep the id of a message that was put, until a time in seconds since 1970."""
+
+    @abstractmethod
+    def remembered_ids(self, queue: str) -> Iterable[tuple[str, float]]:
+        """The ids that were put, and until when to know them, the oldest first."""
+
+    # The log
+
+    @abstractmethod
+    def append(
+        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+    ) -> None:
+        """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`.
+
+        They are copied. A row's own source counts where `source` is empty.
+        """
+
+    @property
+    @abstractmethod
+    def backlog(self) -> int:
+        """The bytes of the log that are not durable yet."""
+
+    @abstractmethod
+    def positions(self) -> list[Position]:
+        """Where each partition of the log begins and ends."""
+
+    @abstractmethod
+    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+        """The batches that hold rows [start, stop), in order; for any thread.
+
+        The first and the last may hold more rows than that.
+        """
+
+    # Durability
 
     @abstractmethod
     def after(self, action: Callable[[], object]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 
-from wirelake.engine.base import Engine, Entry, QueueSettings, Stored
+from wirelake.engine.base import Engine, Entry, LogBatch, Position, QueueSettings, Stored
+from wirelake.wire import FrameTable
 
 
 class MemoryEngine(Engine):
@@ -45,9 +47,42 @@ class MemoryEngine(Engine):
         """Keep a message, or its new count of attempts."""
         self._stored[stored.queue][stored.sequence] = stored
 
+    def count_attempt(self, stored: Stored) -> None:
+        """Keep a message's new count of attempts."""
+        self.put(stored)
+
     def drop(self, queue: str, sequence: int) -> None:
         """Forget a message that is done."""
         self._stored[queue].pop(sequence, None)
+
+    def next_sequence(self, queue: str) -> int:
+        """The least sequence that was never given out in a queue."""
+        return 1
+
+    def remember_id(self, queue: str, identity: str, until: float) -> None:
+        """Keep the id of a message that was put."""
+
+    def remembered_ids(self, queue: str) -> Iterable[tuple[str, float]]:
+        """Nothing is remembered: who opens it again is new to it."""
+        return ()
+
+    def append(
+        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+    ) -> None:
+        """Keep nothing: there is no log."""
+
+    @property
+    def backlog(self) -> int:
+        """Nothing is waiting."""
+        return 0
+
+    def positions(self) -> list[Position]:
+        """There is no log."""
+        return []
+
+    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+        """There is no log."""
+        return iter(())
 
     def after(self, action: Callable[[], object]) -> None:
         """Run an action once all that was written so far is durable: now."""

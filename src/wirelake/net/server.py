@@ -43,6 +43,7 @@ class Server:
         self.node = node
         self.listeners = listeners
         self._hub = Hub(node)
+        node.epoch = time.time() - time.monotonic()
         self._patience = patience
         self._tls: ssl.SSLContext | None = None
         self._servers: list[asyncio.Server] = []
@@ -174,7 +175,7 @@ class Server:
             await asyncio.sleep(TICK)
             now = time.monotonic()
             try:
-                self.node.tick(now)
+                self.node.tick(now, time.time() - now)
                 self._sweep(now)
             except Exception:
                 log.exception("the clock missed a tick")  # and must not stop for that

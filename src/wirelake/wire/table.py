@@ -33,6 +33,7 @@ UNREAD = 1 << 12
 #: Row flag, of the wire's own: the frame carries a token, so it is not for others to see.
 SECRET = 1 << 13
 
+_ACK = cython.declare(cython.int, Op.ACK)
 _UNREAD = cython.declare(cython.int, UNREAD)
 _PUBLIC_FLAGS = sum(Flag)
 
@@ -276,6 +277,35 @@ class FrameTable:
             self.headers_at[row] = start
             self.headers_len[row] = start - self.side_at()
         self.count = len(batch)
+
+    def answer(
+        self, asked: FrameTable, rows: cython.const[cython.int][::1], op: cython.int
+    ) -> None:
+        """Replace all rows by answers to rows of another table: their ids, and this op."""
+        k: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        if len(rows) > self.capacity:
+            raise ValueError(f"{len(rows)} answers in a table of {self.capacity} rows")
+        self.begin(None, "", b"")
+        self.mixed = True
+        for k in range(len(rows)):
+            row = rows[k]
+            self.blank(k)
+            self.frame_at[k] = self.frame_len[k] = 0
+            self.op[k] = op
+            self.id_at[k] = self.side_at()
+            asked.put_id(self.side, row)
+            self.id_len[k] = self.id_at[k] - self.side_at()
+            self.correlation_at[k] = self.side_at()
+            self.correlation_len[k] = asked.correlation_len[row]
+            asked.put(
+                self.side, asked.correlation_p, asked.correlation_at[row], self.correlation_len[k]
+            )
+            if op == _ACK:  # which names the queue or the topic
+                self.address_at[k] = self.side_at()
+                self.address_len[k] = asked.address_len[row]
+                asked.put(self.side, asked.address_p, asked.address_at[row], self.address_len[k])
+        self.count = len(rows)
 
     def put_header(self, name: bytes, value: bytes) -> None:
         """Append one header, in the one form, to the side buffer."""

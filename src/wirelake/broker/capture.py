@@ -1,0 +1,126 @@
+"""What passes through the broker goes to the engine's log, in batches.
+
+Runs of published rows are appended as they are. Everything else that is captured (requests and
+replies, direct messages, changes of the store, what happens to queue messages, the beginning and
+the end of byte streams) comes as messages, one at a time; they are collected and appended together,
+before anything is answered and before the next run of rows, so the order per address holds.
+
+Publishing without asking for an acknowledgement never waits for the disk, until more than `backlog`
+bytes are not on it yet: then whoever publishes waits, as for a slow subscriber. While the disk
+takes nothing at all, messages go on to their subscribers uncaptured, and are counted; what is to be
+acknowledged is refused.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from wirelake.address import matches
+from wirelake.broker.route import span
+from wirelake.errors import RefusedError
+from wirelake.message import Message
+from wirelake.wire import FrameTable
+
+if TYPE_CHECKING:
+    from wirelake.broker.node import Node
+    from wirelake.broker.session import Session
+
+#: Bytes of the log that may wait for the disk before publishers wait for them.
+BACKLOG = 64 << 20
+#: Messages that are collected before they are appended.
+COLLECTED = 256
+
+
+class Capture:
+    """The way into the log, and those who wait for the disk."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.exclude: tuple[str, ...] = ()  # filters of addresses that are not captured
+        self.backlog = BACKLOG
+        self._table = FrameTable(COLLECTED)
+        self._collected: list[Message] = []
+        self._collected_at = 0
+        self._waiting: set[Session] = set()
+
+    @property
+    def active(self) -> bool:
+        """Is there a log?"""
+        return self._node.engine.partitions > 0
+
+    def takes(self, address: str) -> bool:
+        """Is what is sent to this address captured?"""
+        return (
+            self.active
+            and not address.startswith("$")
+            and not any(matches(filter, address) for filter in self.exclude)
+        )
+
+    def rows(
+        self,
+        session: Session,
+        table: FrameTable,
+        start: int,
+        end: int,
+        rows: array[int] | None,
+        now: float,
+    ) -> None:
+        """Append rows [start, end) of a table, or these, which a session published."""
+        if self._node.engine.trouble:
+            self._node.count_dropped("uncaptured", end - start if rows is None else len(rows))
+            return
+        self.flush()
+        if rows is None and (start or end != table.count):
+            rows = span(start, end)
+        timestamp = self._node.timestamp(now)
+        self._node.engine.append(table, rows, timestamp, session.client_id.encode())
+
+    def add(self, message: Message, now: float) -> None:
+        """Append one message, soon."""
+        if not self.takes(message.address):
+            return
+        timestamp = self._node.timestamp(now)
+        if self._node.engine.trouble:
+            self._node.count_dropped("uncaptured")
+            return
+        if timestamp != self._collected_at or len(self._collected) == COLLECTED:
+            self.flush()
+        self._collected_at = timestamp
+        self._collected.append(message)
+
+    def flush(self) -> None:
+        """Append what was collected; messages of one dialect at a time, as a table has one."""
+        while self._collected:
+            dialect = self._collected[0].dialect
+            same = [one for one in self._collected if one.dialect == dialect]
+            self._collected = [one for one in self._collected if one.dialect != dialect]
+            self._table.fill(same, dialect)
+            self._node.engine.append(self._table, None, self._collected_at, b"")
+
+    def check_disk(self) -> None:
+        """Refuse what cannot be kept now."""
+        if self._node.engine.trouble:
+            raise RefusedError("busy", f"nothing can be kept now: {self._node.engine.trouble}")
+
+    def hold_back(self, session: Session) -> None:
+        """Read no more from a session while too much waits for the disk."""
+        if self._node.engine.backlog <= self.backlog or session in self._waiting or session.closed:
+            return
+        if not self._waiting:
+            self._node.counters["disk_waits"] += 1
+            self._node.after(self._let_go)
+        self._waiting.add(session)
+        session.waits_for.add(self)
+        session.link.pause()
+
+    def _let_go(self) -> None:
+        waiting, self._waiting = self._waiting, set()
+        for session in waiting:
+            session.waits_for.discard(self)
+            if not session.waits_for and not session.closed:
+                session.link.resume()
+
+    def left(self, session: Session) -> None:
+        """A session has ended."""
+        self._waiting.discard(session)
