@@ -28,6 +28,7 @@ from wirelake.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"auto": 7700, "boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
+HTTP_PORT = 7780
 
 #: An mfp client says `name:token` in 32 characters (spec: mfp 8): this leaves eleven for the name.
 TOKEN_LENGTH = 20
@@ -65,6 +66,39 @@ class MfpSettings(_Table, frozen=True, kw_only=True):
     """What becomes of a message that is too long for mfp."""
 
     oversize: Literal["drop", "split"] = "drop"
+
+
+class RetentionSettings(_Table, frozen=True, kw_only=True):
+    """How long messages to a filter's addresses are kept; the first filter that matches counts."""
+
+    filter: str = "#"
+    age: Seconds | None = None
+    bytes: Annotated[int, Meta(ge=_MEBIBYTE)] | None = None
+
+
+class CaptureSettings(_Table, frozen=True, kw_only=True):
+    """The log of what passes through; `partitions` counts only when the data directory is made."""
+
+    enabled: bool = True
+    exclude: Filters = ()
+    partitions: Annotated[int, Meta(ge=1, le=256)] = 4
+    compression: Literal["none", "lz4", "zstd"] = "none"
+    segment: Annotated[int, Meta(ge=_MEBIBYTE)] = 256 * _MEBIBYTE
+    backlog: Annotated[int, Meta(ge=_MEBIBYTE)] = 64 * _MEBIBYTE
+    retention: tuple[RetentionSettings, ...] = ()
+
+
+class QueueEntry(_Table, frozen=True, kw_only=True):
+    """A queue that is there from the start; one that exists keeps the settings it was made with."""
+
+    name: str
+    mode: Literal["round-robin", "push", "pull"] = "round-robin"
+    ack_timeout: Seconds = 30.0
+    max_deliveries: Annotated[int, Meta(ge=1)] = 5
+    dedup_window: Annotated[float, Meta(ge=0)] = 120.0
+    max_messages: Annotated[int, Meta(ge=0)] = 1_000_000
+    max_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
+    keep_expired: bool = False
 
 
 class TlsSettings(_Table, frozen=True, kw_only=True):
@@ -152,15 +186,22 @@ class Settings(_Table, frozen=True, kw_only=True):
         f"{family}://{DEFAULT_HOST}:{port}" for family, port in DEFAULT_PORTS.items()
     )
     insecure: bool = False
+    data: str = "data"
+    http: str = f"{DEFAULT_HOST}:{HTTP_PORT}"
     handshake_timeout: Seconds = 30.0
     request_timeout: Seconds = 30.0
     limits: LimitSettings = LimitSettings()
     flow: FlowSettings = FlowSettings()
     mfp: MfpSettings = MfpSettings()
+    capture: CaptureSettings = CaptureSettings()
+    queues: tuple[QueueEntry, ...] = ()
     tls: TlsSettings | None = None
     tokens: tuple[TokenSettings, ...] = ()
 
     def __post_init__(self) -> None:
+        names = [queue.name for queue in self.queues]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"queues: {twice[0]} is there twice")
         for kind in ("name", "hash"):
             values = [getattr(token, kind) for token in self.tokens]
             if twice := sorted({value for value in values if values.count(value) > 1}):

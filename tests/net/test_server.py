@@ -223,6 +223,18 @@ async def test_a_frame_that_is_begun_and_not_finished_times_out(
     await peer.close()
 
 
+@pytest.mark.parametrize("beginning", [b"4|m|t|abcd", b"4|mm|t|abcd3|mm||efg"])
+async def test_a_sequence_that_is_begun_and_not_finished_times_out(
+    start: Start, beginning: bytes
+) -> None:
+    server = await start(QUICK)
+    peer = await Peer("boson-text", "slowcoach", "pub").open(port_of(server))
+    await peer.send_bytes(beginning)
+    assert await peer.is_closed()
+    assert server.node.counters["timeouts.frame"] == 1
+    await peer.close()
+
+
 @pytest.mark.parametrize("beginning", [b"", b"TMQ/", b"TMQ/1.01", b"\0" * 20])
 async def test_a_handshake_that_is_not_finished_times_out(start: Start, beginning: bytes) -> None:
     server = await start(QUICK)

@@ -92,6 +92,8 @@ class Node:
         engine: Engine,
         limits: Limits = Limits(),  # noqa: B008 - immutable
         flow: Flow | None = None,
+        *,
+        epoch: float = 0.0,
     ) -> None:
         self.limits = limits
         self.counters: Counter[str] = Counter()
@@ -108,9 +110,9 @@ class Node:
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
         self.unsettled: dict[KoboldSession, float] = {}
-        self.epoch = 0.0  # what is to be added to the broker's time for seconds since 1970
+        self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
         self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
-        self._latest = 0
+        self._latest = max((one.last_time for one in engine.positions()), default=0)
         self._swept = 0.0
         self._topics: FilterIndex[Session] = FilterIndex()
         self._audiences: list[Audience] = []

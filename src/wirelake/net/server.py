@@ -14,10 +14,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from wirelake.broker.node import Node
-from wirelake.config import Listener, Settings
+from wirelake.config import Listener, QueueEntry, Settings
+from wirelake.engine.base import Engine, QueueSettings
 from wirelake.engine.memory import MemoryEngine
-from wirelake.errors import ConfigError
+from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Limits
 from wirelake.net.access import Access, check_filters, load_certificate, loses, tls_context
 from wirelake.net.connection import Connection, Hub
@@ -43,7 +46,6 @@ class Server:
         self.node = node
         self.listeners = listeners
         self._hub = Hub(node)
-        node.epoch = time.time() - time.monotonic()
         self._patience = patience
         self._tls: ssl.SSLContext | None = None
         self._servers: list[asyncio.Server] = []
@@ -52,9 +54,11 @@ class Server:
         self._swept = 0.0
 
     @classmethod
-    def configured(cls, settings: Settings) -> Server:
-        """A new node, as the settings want it."""
-        server = cls(Node(MemoryEngine()), settings.listeners)
+    def configured(cls, settings: Settings, engine: Engine | None = None) -> Server:
+        """A new node, as the settings want it; without an engine nothing survives it."""
+        epoch = time.time() - time.monotonic()
+        node = Node(engine or MemoryEngine(), epoch=epoch)
+        server = cls(node, settings.listeners)
         server.configure(settings)
         return server
 
@@ -65,6 +69,8 @@ class Server:
         """
         settings.check_exposure(self.listeners)
         check_filters("flow.policies", list(settings.flow.policies))
+        check_filters("capture.exclude", settings.capture.exclude)
+        check_filters("capture.retention", [rule.filter for rule in settings.capture.retention])
         access = Access(settings.tokens)
         if settings.tls is not None:
             context = tls_context(settings.tls)
@@ -72,6 +78,11 @@ class Server:
                 self._tls = context
             else:  # the listeners have this one; new connections see the new certificate
                 load_certificate(self._tls, settings.tls)
+                if (context.verify_mode, context.get_ca_certs()) != (
+                    self._tls.verify_mode,
+                    self._tls.get_ca_certs(),
+                ):
+                    log.warning("tls: who signs client certificates changes with a restart only")
         elif any(listener.tls for listener in self.listeners):
             raise ConfigError("tls", "a +tls listener needs tls.cert and tls.key")
         self._patience = settings.handshake_timeout
@@ -83,9 +94,19 @@ class Server:
         node.flow.patience = flow.patience
         node.flow.window = flow.window
         node.flow.policies = dict(flow.policies)
+        node.capture.exclude = settings.capture.exclude
+        node.capture.backlog = settings.capture.backlog
+        for queue in settings.queues:
+            self._declare(queue)
         node.services.timeout = settings.request_timeout
         node.prepare_mfp(os.urandom(8), split=settings.mfp.oversize == "split")
         self._admit(access)
+
+    def _declare(self, entry: QueueEntry) -> None:
+        try:
+            self.node.queues.declare(QueueSettings(**msgspec.structs.asdict(entry)))
+        except RefusedError as error:
+            raise ConfigError(f"queues.{entry.name}", error.text) from None
 
     def _admit(self, access: Access) -> None:
         """Let these rights be in force, for the clients that are here too."""
@@ -104,6 +125,7 @@ class Server:
                 connection.end("its rights have changed")
             else:
                 session.rights = rights
+        node.forget_routes()
 
     async def start(self) -> list[Listener]:
         """Listen; the listeners as they are, with the ports that were given out."""
