@@ -39,7 +39,7 @@ def put(client: Client, *payloads: bytes, **fields: object) -> None:
 def answer(client: Client, op: str, message: Message, **headers: str) -> None:
     """Ack or nack a delivery."""
     shown = {f"${name}": value for name, value in headers.items()}
-    client.send(Message(op=op, address="jobs", id=message.id, headers=shown))
+    client.send(Message(op=op, address=message.address, id=message.id, headers=shown))
 
 
 @pytest.mark.parametrize("consumer", DIALECTS)
@@ -333,3 +333,20 @@ def test_dead_letters_can_be_moved_back(desk: Desk) -> None:
     assert (again.payload, again.headers["$attempt"]) == (b"bad", "1")
     assert "dead.reason" not in again.headers
     assert len(dead) == 0
+
+
+@pytest.mark.parametrize("dialect", ACKING)
+def test_dead_letters_are_consumed_and_acknowledged_like_any_message(
+    desk: Desk, dialect: str
+) -> None:
+    worker = desk.client("kobold-2", "worker")
+    worker.subscribe("jobs")
+    put(desk.client("kobold-3"), b"bad")
+    (one,) = deliveries(worker)
+    answer(worker, "nack", one, requeue="0")
+    reader = desk.client(dialect, "reader")
+    reader.send(Message(op="subscribe", address="jobs/$dead"))
+    found = deliveries(reader)
+    assert [m.address for m in found] == ["jobs/$dead"]
+    answer(reader, "ack", found[0])
+    assert len(desk.node.queues.get("jobs/$dead")) == 0

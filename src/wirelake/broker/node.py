@@ -403,8 +403,7 @@ class Node:
     def _enqueue(self, session: Session, queue: Queue, message: Message, now: float) -> None:
         self.capture.check_disk()
         lives = message.ttl / 1000 if message.ttl and not session.counts_hops else 0.0
-        source = session.client_id or message.source
-        queue.put(replace(message, source=source), now, producer=session, lives=lives)
+        queue.put(message, now, producer=session, lives=lives)
 
     def queue_to_consume(self, session: Session, name: str) -> Queue:
         """A queue that a session may take messages from; declared if need be."""

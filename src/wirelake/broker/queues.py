@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import NO_FLAGS, Flag, Message
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -139,8 +139,10 @@ class Queue:
             sequence,
             replace(
                 message,
+                address=self.settings.name,  # a dead letter had another one
                 id=message.id or f"q{sequence}",
-                flags=Flag(0),
+                source=(producer.client_id if producer else "") or message.source,
+                flags=NO_FLAGS,
                 timestamp=self._node.timestamp(now),
             ),
             0,
@@ -149,7 +151,8 @@ class Queue:
         )
         self._node.engine.put(stored)
         self.bytes += len(message.payload)
-        self._node.capture.add(replace(stored.message, op="enqueue"), now)
+        if self._node.capture.active:
+            self._node.capture.add(replace(stored.message, op="enqueue"), now)
         if due:
             heapq.heappush(self._later, (due, sequence, stored))
         else:
@@ -253,6 +256,8 @@ class Queue:
 
     def _tell(self, op: str, stored: Stored, session: Session | None, now: float) -> None:
         """Let the log know what became of a message."""
+        if not self._node.capture.active:
+            return
         self._node.capture.add(
             Message(
                 op=op,
@@ -286,7 +291,7 @@ class Queue:
             if not takers:
                 return
             heapq.heappop(self._ready)
-            self._deliver(replace(stored, attempts=stored.attempts + 1), takers, now)
+            self._deliver(stored, takers, now)
 
     def _takers(self) -> list[_Consumer]:
         """Who gets the next message."""
@@ -309,19 +314,24 @@ class Queue:
         )
 
     def _deliver(self, stored: Stored, takers: list[_Consumer], now: float) -> None:
-        message = replace(
-            stored.message,
-            op="deliver",
-            address=self.settings.name,
-            headers={**stored.message.headers, "$attempt": str(stored.attempts)},
+        message = stored.message
+        stored = Stored(
+            stored.queue,
+            stored.sequence,
+            message,
+            stored.attempts + 1,
+            stored.expires,
+            stored.due,
         )
+        headers = {**message.headers, "$attempt": str(stored.attempts)}
         done = False
         held = _Held(stored, {})
         for position, taker in enumerate(takers):
-            first = Flag.FIRST if stored.attempts == 1 and position == 0 else Flag(0)
+            first = Flag.FIRST if stored.attempts == 1 and position == 0 else NO_FLAGS
             # Producers may give the same id twice; a consumer must be able to tell them apart.
             identity = f"q{stored.sequence}" if message.id in taker.held else message.id
-            if not taker.session.send(replace(message, id=identity, flags=first)):
+            delivery = replace(message, op="deliver", id=identity, flags=first, headers=headers)
+            if not taker.session.send(delivery):
                 self._node.count_dropped("undeliverable")
                 continue
             self._node.counters["delivered"] += 1
