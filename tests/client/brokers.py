@@ -30,6 +30,8 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._down = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self.calls = 0
         self.port = 0
 
@@ -49,20 +51,29 @@ class Proxy:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         self._writers |= {writer, far_writer}
         for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._pass_on(source, sink))
+            task = asyncio.create_task(self._pass_on(source, sink, far_reader))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, far: asyncio.StreamReader
+    ) -> None:
         with suppress(OSError):
             while data := await source.read(1 << 16):
+                if source is far:
+                    await self._flowing.wait()
                 sink.write(data)
                 await sink.drain()
         sink.close()
 
+    def hold(self) -> None:
+        """Let nothing of the broker through, until all connections are cut."""
+        self._flowing.clear()
+
     def cut(self, *, down: bool = False) -> None:
         """Break all connections; with `down`, refuse new ones until `mend`."""
         self._down = down
+        self._flowing.set()
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()

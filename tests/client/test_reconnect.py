@@ -77,6 +77,42 @@ async def test_a_request_in_flight_fails_when_the_connection_breaks(
         assert error.value.code == "closed"
 
 
+async def test_a_batch_in_flight_fails_when_the_connection_breaks(
+    broker: Broker, proxy: Proxy
+) -> None:
+    async with through(proxy, "kobold-3") as client:
+        proxy.hold()
+        publishing = asyncio.create_task(client.publish_many([("a", b"x")] * 100, ack=True))
+        while broker.node.counters["received"] < 100:
+            await asyncio.sleep(0.005)
+        assert not publishing.done()
+        proxy.cut()
+        with pytest.raises(RefusedError) as error:
+            await publishing
+        assert error.value.code == "closed"
+
+
+async def test_what_is_asked_the_moment_a_connection_breaks_does_not_wait_for_ever(
+    broker: Broker, proxy: Proxy
+) -> None:
+    async def keep_asking(client: Client) -> int:
+        answered = 0
+        while answered < 100:
+            try:
+                await client.publish("a", b"x", ack=True, timeout=20)
+            except RefusedError as error:
+                assert error.code == "closed"  # noqa: PT017 - and asked again at once
+            else:
+                answered += 1
+                if answered % 10 == 5:
+                    proxy.cut()
+        return answered
+
+    async with through(proxy, "boson-binary") as client, through(proxy, "tmq") as other:
+        one, two = await asyncio.gather(keep_asking(client), keep_asking(other))
+        assert one == two == 100
+
+
 async def test_a_reply_does_not_go_to_another_connection_than_its_request(
     broker: Broker, proxy: Proxy
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import wirelake
 from tests.client.brokers import Broker
 from tests.client.test_client import those_with
+from wirelake.client import Client, Queue, Store, SyncClient, sync
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 from wirelake.wire import DIALECTS
@@ -88,6 +89,114 @@ async def test_it_sends_to_clients_pings_and_refuses(broker: Broker) -> None:
                 bob.serve("a", lambda m: b"")
 
     await elsewhere(work)
+
+
+@pytest.mark.parametrize("dialect", those_with("nack"))
+async def test_it_puts_gets_and_consumes(broker: Broker, dialect: str) -> None:
+    def work() -> None:
+        with wirelake.connect_sync(broker.url(dialect)) as client:
+            jobs = client.queue("jobs")
+            assert jobs.name == "jobs"
+            for k in range(5):
+                jobs.put(b"%d" % k)
+            (first,) = jobs.get()
+            assert (first.message.payload, first.attempt) == (b"0", 1)
+            first.ack()
+            with jobs.consume() as deliveries:
+                deliveries.receive(5).ack()
+                next(deliveries).nack()
+            got = []
+            for delivery in jobs.consume():
+                got.append(delivery.message.payload)
+                delivery.ack()
+                if len(got) == 3:
+                    break
+            assert got == [b"2", b"3", b"4"]
+            assert [queue["messages"] for queue in client.queues()] == [0]
+
+    await elsewhere(work)
+
+
+@pytest.mark.parametrize("dialect", those_with("nack"))
+async def test_a_loop_over_a_queue_acknowledges_only_what_it_got(
+    broker: Broker, dialect: str
+) -> None:
+    def work() -> None:
+        with wirelake.connect_sync(broker.url(dialect)) as client:
+            jobs = client.queue("jobs")
+            for k in range(5):
+                jobs.put(b"%d" % k)
+            for message in client.subscribe("jobs"):
+                if message.payload == b"1":
+                    break
+            assert [one.message.payload for one in jobs.get(5)] == [b"2", b"3", b"4"]
+
+    await elsewhere(work)
+
+
+@pytest.mark.parametrize("dialect", those_with("data store"))
+async def test_it_uses_the_data_store(broker: Broker, dialect: str) -> None:
+    def work() -> None:
+        with wirelake.connect_sync(broker.url(dialect)) as client:
+            store = client.store
+            with store.watch("#", revision=1) as changes:
+                assert store.create("a", b"1") == 1
+                assert store.update("a", b"2", revision=1) == 2
+                assert store.put("b", b"x") == 1
+                assert store.read("a").value == b"2"
+                assert [entry.key for entry in store.keys("#")] == ["a", "b"]
+                assert store.delete("b") == 2
+                told = [next(changes) for _ in range(4)]
+            assert [(one.key, one.value) for one in told] == [
+                ("a", b"1"),
+                ("a", b"2"),
+                ("b", b"x"),
+                ("b", None),
+            ]
+            assert client.info()["connections"] >= 1
+            with pytest.raises(RefusedError, match="not_found"):
+                store.read("b")
+
+    await elsewhere(work)
+
+
+@pytest.mark.parametrize("dialect", those_with("byte stream"))
+async def test_it_streams_both_ways(broker: Broker, dialect: str) -> None:
+    def work() -> None:
+        with (
+            wirelake.connect_sync(broker.url(dialect), client_id="alice") as alice,
+            wirelake.connect_sync(broker.url(dialect), client_id="bob") as bob,
+            bob.streams() as streams,
+        ):
+            with alice.stream_to("bob", info=b"a file") as out:
+                into = streams.receive(5)
+                assert (into.source, into.info) == ("alice", b"a file")
+                out.write(bytes(200_000))
+                into.write(b"thanks")
+                assert out.read() == b"thanks"
+            assert sum(len(chunk) for chunk in into) == 200_000
+            assert out.sent == into.received == into.count == 200_000
+            into.close()
+
+    await elsewhere(work)
+
+
+async def test_its_methods_say_what_those_of_the_other_client_say() -> None:
+    assert SyncClient.publish.__doc__ == Client.publish.__doc__
+    assert SyncClient.publish.__name__ == "publish"
+
+
+@pytest.mark.parametrize(
+    ("face", "inner"),
+    [
+        (SyncClient, Client),
+        (sync.SyncQueue, Queue),
+        (sync.SyncStore, Store),
+    ],
+)
+def test_it_has_the_same_methods(face: type, inner: type) -> None:
+    names = [{name for name in vars(one) if not name.startswith("_")} for one in (face, inner)]
+    assert names[0] - {"name"} == names[1]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -5,40 +5,47 @@
         async for message in c.subscribe("a/#"):
             ...
 
-A client is one connection, except where the dialect wants more: an mfp client publishes on one and
-subscribes on another, and a boson-text client has one for each address it serves, because only by
-hanging up can it stop serving. All of them come back when they are lost. At most once: what was
-published without `ack` on a connection that then broke may be lost; what was asked for has failed
-with `closed`, but subscriptions and services are set up again.
+What a dialect cannot do is refused at once. When a connection is lost it comes back (`lines.py`):
+what was published without `ack` may be lost, what was asked for has failed with `closed`, and
+subscriptions, consumers and services are set up again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import json
 import ssl
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping
 from dataclasses import fields, replace
 from os import PathLike
 from types import TracebackType
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
-from wirelake.address import check_filter, check_topic, has_wildcard, matches
-from wirelake.client.connection import Line, Settings
-from wirelake.client.dialects import Sort, Speech, require
-from wirelake.client.inbox import Inbox, Messages
-from wirelake.client.outgoing import Batch, tables_of_batch, tables_of_messages
+import cbor2
+
+from wirelake.address import check_filter, check_topic
+from wirelake.client.connection import Settings
+from wirelake.client.dialects import require
+from wirelake.client.inbox import Arrivals, Inbox, Messages
+from wirelake.client.lines import Lines
+from wirelake.client.outgoing import (
+    Batch,
+    as_messages,
+    message_for,
+    tables_of_batch,
+    tables_of_messages,
+)
+from wirelake.client.queue import Delivery, Queue
 from wirelake.client.service import Handler, Service
-from wirelake.client.url import Place, parse
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.client.store import Store
+from wirelake.client.stream import Stream
+from wirelake.client.subscriptions import Item
+from wirelake.client.url import parse
+from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Limits, Message
 from wirelake.wire import Encoder
 
-log = logging.getLogger("wirelake.client")
-
-#: Addresses whose subscriptions are remembered.
-MAX_ROUTES = 10_000
+S = TypeVar("S", dict[str, Any], list[dict[str, Any]])
 
 
 class Options(TypedDict, total=False):
@@ -72,32 +79,28 @@ class Client:
     def __init__(self, url: str, **options: Unpack[Options]) -> None:
         given: dict[str, Any] = dict(options)
         names = {field.name for field in fields(Settings)}
-        self._settings = Settings(**{name: given.pop(name) for name in names & given.keys()})
-        _check(self._settings)
-        self._place: Place = parse(url, **given)
-        self._main: Line | None = None
-        self._lines: dict[str, Line] = {}
-        self._subscriptions: dict[str, list[Inbox]] = {}
-        self._routes: dict[str, list[Inbox]] = {}
-        self._services: dict[str, Service] = {}
-        self._direct: list[Inbox] = []
-        self._changing = asyncio.Lock()
+        settings = Settings(**{name: given.pop(name) for name in names & given.keys()})
+        for name in ("timeout", "min_delay", "max_delay", "keepalive", "inbox", "inbox_bytes"):
+            if not getattr(settings, name) > 0:
+                raise ConfigError(name, "is more than 0")
+        self._lines = Lines(parse(url, **given), settings)
 
     def __repr__(self) -> str:
-        return f"<wirelake client of {self._place}>"
+        return f"<wirelake client of {self._lines.place}>"
 
     @property
     def dialect(self) -> str:
         """The dialect it speaks."""
-        return self._place.dialect
+        return self._lines.dialect
 
     @property
     def client_id(self) -> str:
         """The id that the broker knows it by; empty where it has none."""
-        return self._main.client_id if self._main else self._place.client_id
+        main = self._lines.main
+        return main.client_id if main else self._lines.place.client_id
 
     async def __aenter__(self) -> Client:
-        await self._open()
+        await self._lines.open()
         return self
 
     async def __aexit__(
@@ -111,18 +114,9 @@ class Client:
     def __await__(self) -> Generator[Any, None, Client]:
         return self.__aenter__().__await__()
 
-    async def _open(self) -> None:
-        if self._main is not None:
-            raise RefusedError("bad_request", "a client is opened once")
-        self._main = Line(self._place, self._settings, self)
-        await self._main.open()
-
     async def close(self) -> None:
         """Hang up; subscriptions end, and what was published goes out first."""
-        for line in [*self._lines.values(), *([self._main] if self._main else [])]:
-            await line.close()
-        for service in list(self._services.values()):
-            await service.stop()
+        await self._lines.close()
 
     # Publishing
 
@@ -142,122 +136,139 @@ class Client:
 
         `ttl` is in milliseconds, in TMQ a number of hops (0 to 63).
         """
-        message = self._message(check_topic(address), payload, id, headers, priority, ttl)
+        message = message_for(
+            self.dialect, check_topic(address), payload, id, headers, priority, ttl
+        )
         if ack:
             require(self.dialect, "acknowledgement of a publish")
-            await self._line().ask(lambda speech: speech.publish(message, ack=True), timeout)
+            await self._lines.line().ask(lambda speech: speech.publish(message, ack=True), timeout)
         else:
-            await self._line().send(
+            await self._lines.line().send(
                 lambda speech: [speech.publish(message, ack=False).message], timeout
             )
 
-    async def publish_many(self, messages: Batch, *, timeout: float | None = None) -> None:
+    async def publish_many(
+        self, messages: Batch, *, ack: bool = False, timeout: float | None = None
+    ) -> None:
         """Publish (address, payload) pairs, messages or an Arrow record batch, as one buffer.
 
         What the dialect has no place for beside address and payload is left out. All or nothing
-        is sent: if one of them cannot be said at all, RefusedError.
+        is sent: if one of them cannot be said at all, RefusedError. With `ack`, return when the
+        broker has acknowledged every one of them; RefusedError says how many it refused, and why
+        the first.
         """
-        most = self._settings.limits.message
-        if hasattr(messages, "num_rows"):
+        most = self._lines.settings.limits.message
+        keys: list[str] = []
+        if ack:
+            require(self.dialect, "acknowledgement of a publish")
+            named = [
+                self._lines.line().speech.publish(message, ack=True)
+                for message in as_messages(messages, self.dialect, most)
+            ]
+            keys = [asked.key for asked in named]
+            tables = tables_of_messages([asked.message for asked in named], self.dialect)
+        elif hasattr(messages, "num_rows"):
             tables = tables_of_batch(messages, most)
         else:
-            tables = tables_of_messages(list(messages), self.dialect, most)
+            tables = tables_of_messages(as_messages(messages, self.dialect, most))
 
         def encode(encoder: Encoder) -> bytes:
             return b"".join([bytes(encoder.encode(table)) for table in tables])
 
-        await self._line().send_batch(encode, timeout)
-
-    def _message(
-        self,
-        address: str,
-        payload: bytes,
-        id: str = "",
-        headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        ttl: int = 0,
-    ) -> Message:
-        """A message that the dialect can say."""
-        given = {"message id": id, "header": headers, "priority": priority, "ttl": ttl}
-        for ability, value in given.items():
-            if value:
-                require(self.dialect, ability)
-        if priority not in (0, 1):
-            raise RefusedError("bad_request", f"a priority is 0 or 1, not {priority}")
-        most = 63 if self.dialect.startswith("tmq") else 0x7FFFFFFF
-        if not 0 <= ttl <= most:
-            raise RefusedError("bad_request", f"a ttl is 0 to {most} in {self.dialect}")
-        return Message(
-            address,
-            bytes(payload),
-            id,
-            priority=priority,
-            ttl=ttl,
-            headers={} if headers is None else dict(headers),
-        )
+        if ack:
+            await self._lines.line().ask_batch(encode, keys, timeout)
+        else:
+            await self._lines.line().send_batch(encode, timeout)
 
     # Subscribing
-
-    def _inbox(self) -> Inbox:
-        return Inbox(self._settings.inbox, self._settings.inbox_bytes)
 
     def subscribe(self, filter: str) -> Messages:
         """The messages of a filter, by `async for`, or by `async with` and then `async for`.
 
-        An mfp frame carries no address: with several filters every subscription gets the messages
-        of all of them, and a message has an address only where the one filter has no wildcard.
+        Those of a queue are acknowledged by their being taken. An mfp frame carries no address:
+        with several filters every subscription gets the messages of all of them, and a message
+        has an address only where the one filter has no wildcard.
         """
         check_filter(filter)
-        inbox = self._inbox()
-        return Messages(
-            inbox, lambda: self._join(filter, inbox), lambda: self._leave(filter, inbox)
+        inbox: Inbox[Item] = self._lines.inbox()
+        return Arrivals(
+            inbox,
+            lambda: self._lines.join(filter, inbox),
+            lambda: self._lines.leave(filter, inbox),
+            lambda item: item.taken() if isinstance(item, Delivery) else item,
+            (Message,),
         )
 
     def direct(self) -> Messages:
         """The messages that other clients send to this one."""
         require(self.dialect, "direct message")
-        if not self.client_id:
-            raise RefusedError("bad_request", "only a client with a client_id can be sent to")
-        inbox = self._inbox()
+        inbox: Inbox[Message] = self._lines.inbox()
 
         async def listen() -> None:
-            self._line()
-            self._direct.append(inbox)
+            self._check_reachable()
+            self._lines.direct.append(inbox)
 
         async def stop() -> None:
-            self._direct.remove(inbox)
+            self._lines.direct.remove(inbox)
 
-        return Messages(inbox, listen, stop)
+        return Arrivals(inbox, listen, stop, lambda message: message, (Message,))
 
-    async def _join(self, filter: str, inbox: Inbox) -> None:
-        async with self._changing:
-            line = await self._line_to("sub") if self.dialect == "mfp-1" else self._line()
-            inboxes = self._subscriptions.setdefault(filter, [])
-            inboxes.append(inbox)
-            self._routes.clear()
-            if len(inboxes) > 1:
-                return
-            try:
-                await self._insist(line, lambda speech: speech.subscribe(filter))
-            except BaseException:
-                self._forget(filter, inbox)
-                raise
+    def _check_reachable(self) -> None:
+        self._lines.line()
+        if not self.client_id:
+            raise RefusedError("bad_request", "only a client with a client_id can be sent to")
 
-    async def _leave(self, filter: str, inbox: Inbox) -> None:
-        async with self._changing:
-            line = self._lines["sub"] if self.dialect == "mfp-1" else self._line()
-            if self._forget(filter, inbox) and line.is_up:
-                with suppress(RefusedError):
-                    await line.ask(lambda speech: speech.unsubscribe(filter), None)
+    # Queues, the data store and what the broker tells of itself
 
-    def _forget(self, filter: str, inbox: Inbox) -> bool:
-        """Give an inbox nothing more; was it the last one of its filter?"""
-        self._subscriptions[filter].remove(inbox)
-        self._routes.clear()
-        if self._subscriptions[filter]:
-            return False
-        del self._subscriptions[filter]
-        return True
+    def queue(self, name: str) -> Queue:
+        """A queue by its name."""
+        return Queue(self._lines, name)
+
+    async def queues(self) -> list[dict[str, Any]]:
+        """The state of every queue: its name, mode, messages, consumers and so on."""
+        require(self.dialect, "list of queues")
+        answer = await self._lines.line().ask(lambda speech: speech.list_queues())
+        return _state(answer, list)
+
+    @property
+    def store(self) -> Store:
+        """The broker's data store."""
+        require(self.dialect, "data store")
+        return Store(self._lines)
+
+    async def info(self) -> dict[str, Any]:
+        """The state of the broker: its connections, subscriptions, counters and so on."""
+        require(self.dialect, "state of the broker")
+        asked = Message(op="info", address="$node")
+        return _state(await self._lines.line().ask(lambda speech: speech.control(asked)), dict)
+
+    # Byte streams
+
+    async def stream_to(
+        self, client_id: str, *, info: bytes = b"", timeout: float | None = None
+    ) -> Stream:
+        """A byte stream to a client, which learns who opened it and `info`; use `async with`."""
+        require(self.dialect, "byte stream")
+        if not client_id:
+            raise RefusedError("bad_request", "a stream has a client id to go to")
+        return await self._lines.streams.open(self._lines.line(), client_id, bytes(info), timeout)
+
+    def streams(self) -> Arrivals[Stream]:
+        """The streams that other clients open to this one; without this they are refused."""
+        require(self.dialect, "byte stream")
+        inbox: Inbox[Stream] = self._lines.inbox()
+
+        async def listen() -> None:
+            self._check_reachable()
+            self._lines.streams.listeners.append(inbox)
+
+        return Arrivals(
+            inbox,
+            listen,
+            lambda: self._lines.streams.stop_listening(inbox),
+            lambda stream: stream,
+            (),
+        )
 
     # Requests
 
@@ -271,10 +282,10 @@ class Client:
     ) -> Message:
         """Send a request to a service; its reply, or RefusedError."""
         require(self.dialect, "request/reply")
-        message = self._message(check_topic(address), payload, headers=headers)
+        message = message_for(self.dialect, check_topic(address), payload, headers=headers)
         if not self.dialect.startswith("tmq"):  # there a ttl counts hops
             message = replace(message, ttl=max(1, int(timeout * 1000)))
-        return await self._line().ask(lambda speech: speech.request(message), timeout)
+        return await self._lines.line().ask(lambda speech: speech.request(message), timeout)
 
     def serve(self, address: str, handler: Handler) -> Service:
         """Answer the requests to an address, while inside `async with`.
@@ -283,37 +294,7 @@ class Client:
         raises is logged, and the request has no reply: no dialect lets a service refuse.
         """
         require(self.dialect, "service")
-        return Service(self, check_topic(address), handler, self._inbox())
-
-    async def start_service(self, service: Service) -> Line:
-        """Used by `Service`."""
-        async with self._changing:
-            if service.address in self._services:
-                raise RefusedError("exists", f"{service.address} is served by this client already")
-            line = self._line()
-            if not line.speech.has_unserve:
-                line = await self._line_to(f"serve {service.address}")
-            service.line = line
-            self._services[service.address] = service
-            try:
-                await self._insist(line, lambda speech: speech.serve(service.address))
-            except BaseException:
-                del self._services[service.address]
-                raise
-            return line
-
-    async def stop_service(self, service: Service) -> None:
-        """Used by `Service`."""
-        async with self._changing:
-            line = service.line
-            if self._services.pop(service.address, None) is None or line is None:
-                return
-            if not line.speech.has_unserve:
-                del self._lines[f"serve {service.address}"]
-                await line.close()
-            elif line.is_up:
-                with suppress(RefusedError):
-                    await line.ask(lambda speech: speech.unserve(service.address), None)
+        return Service(self._lines, check_topic(address), handler, self._lines.inbox())
 
     # Direct messages, and signs of life
 
@@ -331,128 +312,31 @@ class Client:
         require(self.dialect, "direct message")
         if not client_id:
             raise RefusedError("bad_request", "a direct message has a client id to go to")
-        message = self._message("", payload, id, headers)
+        message = message_for(self.dialect, "", payload, id, headers)
         message = replace(message, op="direct", target=client_id)
         if ack:
             require(self.dialect, "acknowledgement of a direct message")
-            await self._line().ask(lambda speech: speech.publish(message, ack=True), timeout)
+            await self._lines.line().ask(lambda speech: speech.publish(message, ack=True), timeout)
         else:
-            await self._line().send(lambda speech: [message], timeout)
+            await self._lines.line().send(lambda speech: [message], timeout)
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Ask the broker for a sign of life; the seconds that it took."""
         require(self.dialect, "ping")
         began = asyncio.get_running_loop().time()
-        await self._line().ask(lambda speech: speech.ping(), timeout)
+        await self._lines.line().ask(lambda speech: speech.ping(), timeout)
         return asyncio.get_running_loop().time() - began
 
-    # Lines, and what they tell their owner
 
-    def _line(self) -> Line:
-        if self._main is None:
-            raise RefusedError("closed", "the client is not open: use `async with`")
-        return self._main
-
-    async def _line_to(self, name: str) -> Line:
-        """A further connection, opened when it is needed."""
-        self._line()
-        if name not in self._lines or self._lines[name].is_over:
-            line = Line(self._place, self._settings, self, "sub")
-            await line.open()
-            self._lines[name] = line
-        return self._lines[name]
-
-    async def _insist(self, line: Line, say: Callable[[Speech], Any]) -> None:
-        """Ask for what may be asked twice, again if the connection breaks meanwhile."""
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                while True:
-                    try:
-                        await line.ask(say, None)
-                    except RefusedError as error:
-                        if error.code != "closed" or line.is_over:
-                            raise
-                    else:
-                        return
-        except TimeoutError:
-            raise RefusedError("timeout", "the connection kept breaking") from None
-
-    def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox]:
-        """Put a message where it belongs; return the inboxes that got it."""
-        inboxes: Sequence[Inbox] = ()
-        if sort is Sort.DELIVERY:
-            if not line.speech.has_addresses:
-                message = replace(message, address=self._only_address())
-            inboxes = self._route(message.address)
-        elif sort is Sort.DIRECT:
-            inboxes = self._direct
-        elif sort is Sort.REQUEST and (service := self._services.get(message.address)):
-            inboxes = (service.inbox,)
-        for inbox in inboxes:
-            inbox.put(message)
-        return inboxes
-
-    def _only_address(self) -> str:
-        """The one address that is subscribed to; empty where there may be others."""
-        if len(self._subscriptions) > 1:
-            return ""
-        return next((one for one in self._subscriptions if not has_wildcard(one)), "")
-
-    def _route(self, address: str) -> list[Inbox]:
-        found = self._routes.get(address)
-        if found is None:
-            if len(self._routes) >= MAX_ROUTES:
-                self._routes.clear()
-            found = self._routes[address] = [
-                inbox
-                for filter, inboxes in self._subscriptions.items()
-                if not address or self.dialect == "mfp-1" or matches(filter, address)
-                for inbox in inboxes
-            ]
-        return found
-
-    async def restore(self, line: Line) -> None:
-        """Subscribe and serve again."""
-        asked = []
-        if self._carries_subscriptions(line):
-            for filter, inboxes in self._subscriptions.items():
-                asked.append((line.speech.subscribe(filter), list(inboxes)))
-        for service in self._services.values():
-            if service.line is line:
-                asked.append((line.speech.serve(service.address), [service.inbox]))
-        answers = await asyncio.gather(
-            *(line.ask_now(ask) for ask, _ in asked), return_exceptions=True
-        )
-        for (ask, inboxes), answer in zip(asked, answers, strict=True):
-            if isinstance(answer, RefusedError) and answer.code != "closed":
-                log.error("%s: %s is not possible any more: %s", self, ask.message.op, answer)
-                for inbox in inboxes:
-                    inbox.end(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-
-    def went_down(self, line: Line) -> None:
-        """Requests that came by a lost connection need no reply any more."""
-        for service in self._services.values():
-            if service.line is line:
-                service.inbox.clear()
-
-    def ended(self, line: Line, error: WirelakeError | None) -> None:
-        """A line will not come back: nothing more is to be had from it."""
-        inboxes = [service.inbox for service in self._services.values() if service.line is line]
-        if self._carries_subscriptions(line):
-            inboxes += [one for some in self._subscriptions.values() for one in some]
-        if line is self._main:
-            inboxes += self._direct
-        for inbox in inboxes:
-            inbox.end(error)
-
-    def _carries_subscriptions(self, line: Line) -> bool:
-        return line is (self._lines.get("sub") if self.dialect == "mfp-1" else self._main)
-
-
-def _check(settings: Settings) -> None:
-    """Refuse settings that make no sense."""
-    for name in ("timeout", "min_delay", "max_delay", "keepalive", "inbox", "inbox_bytes"):
-        if not getattr(settings, name) > 0:
-            raise ConfigError(name, "is more than 0")
+def _state(answer: Message, kind: type[S]) -> S:
+    """What the broker tells of itself: CBOR, but JSON where the dialect is text, and in TMQ."""
+    try:
+        if answer.dialect in ("kobold-1", "tmq-1.00", "tmq-1.01"):
+            state = json.loads(answer.payload)
+        else:
+            state = cbor2.loads(answer.payload)
+    except (ValueError, cbor2.CBORError):
+        state = None
+    if not isinstance(state, kind):
+        raise RefusedError("bad_request", "the broker's state cannot be read")
+    return state

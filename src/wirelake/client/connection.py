@@ -2,7 +2,8 @@
 
 A `Line` dials, greets, lets its owner restore what was standing (subscriptions, services), and then
 reads until the connection ends; then it tries again, after a while that doubles each time. What was
-asked and not answered when a connection ends has failed with `closed`.
+asked and not answered when a connection ends has failed with `closed`. What belongs to one
+connection (a reply, an acknowledgement, a byte stream) names its `epoch`, and goes to no other.
 
 What comes in goes to inboxes, which are bounded. While one is full the line reads no more, so that
 the broker sees a slow consumer; but an answer that is waited for lies behind what is not read. So
@@ -14,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from wirelake.client.dialects import ABILITIES, Ask, Heard, Sort, Speech, speech
+from wirelake.client.answers import Answers
+from wirelake.client.dialects import ABILITIES, Ask, Sort, Speech, speech
 from wirelake.client.inbox import Inbox
 from wirelake.client.url import Place
 from wirelake.errors import ProtocolError, RefusedError, WirelakeError
@@ -60,8 +61,11 @@ class Settings:
 class Owner(Protocol):
     """Who a line works for."""
 
-    def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox]:
+    def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox[Any]]:
         """Put a message where it belongs; return the inboxes that got it."""
+
+    def refused(self, line: Line, message: Message, refusal: RefusedError) -> None:
+        """The broker refused something that nobody waits for."""
 
     async def restore(self, line: Line) -> None:
         """Ask again, by `ask_now`, for what was standing before the connection was lost."""
@@ -87,7 +91,7 @@ class Line:
         self._encoder: Encoder = self.speech.encoder()
         self._table = FrameTable(1)
         self._writer: asyncio.StreamWriter | None = None
-        self._pending: dict[str, deque[asyncio.Future[Message]]] = {}
+        self._answers = Answers()
         self._up = asyncio.Event()  # there is a connection, or there never will be again
         self._stir = asyncio.Event()  # something changed for a reader that waits for room
         self._trouble: WirelakeError = RefusedError("closed", f"{place}: not connected")
@@ -95,6 +99,7 @@ class Line:
         self._turns = 0
         self._over = False
         self._closing = False
+        self._hung_up = False  # nothing can be written behind our farewell
         self._task: asyncio.Task[None] | None = None
 
     # For the owner
@@ -120,6 +125,7 @@ class Line:
             with suppress(OSError, RuntimeError, RefusedError):
                 if farewell := self.speech.farewell():
                     self._write([farewell])
+                self._hung_up = True
                 self._writer.write_eof() if self._writer.can_write_eof() else self._writer.close()
             self._stir.set()
             await asyncio.wait([task], timeout=self.settings.timeout if unsent else GOODBYE)
@@ -138,33 +144,68 @@ class Line:
             await self._wait_to_write()
             self._write_bytes(self._encoded(encode))
 
-    async def ask(self, say: Callable[[Speech], Ask], timeout: float | None) -> Message:
-        """Send what wants an answer, once there is a connection, and wait for the answer."""
+    async def ask_batch(
+        self, encode: Callable[[Encoder], bytes], keys: Sequence[str], timeout: float | None
+    ) -> None:
+        """Send a batch as one buffer, and wait until each of its messages is acknowledged."""
+        async with self._within(timeout, "the acknowledgements"):
+            await self._wait_to_write()
+            data = self._encoded(encode)
+            self._stir.set()
+            await self._answers.wait_for_all(keys, lambda: self._write_bytes(data))
+
+    async def ask(
+        self,
+        say: Callable[[Speech], Ask],
+        timeout: float | None = None,
+        *,
+        epoch: int | None = None,
+        parts: list[Message] | None = None,
+    ) -> Message:
+        """Send what wants an answer, and wait for it; what comes before its end goes to `parts`.
+
+        Once there is a connection, or on the one of an epoch and no other.
+        """
         async with self._within(timeout, "an answer"):
-            await self._wait_to_write()
-            return await self.ask_now(say(self.speech))
+            if epoch is None:
+                await self._wait_to_write()
+            elif not await self._has_room(epoch):
+                raise RefusedError("closed", f"{self.place}: that connection is gone")
+            return await self.ask_now(say(self.speech), parts)
 
-    async def ask_now(self, asked: Ask) -> Message:
+    async def ask_now(self, asked: Ask, parts: list[Message] | None = None) -> Message:
         """Ask on the connection that there is; the answer, or RefusedError."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        waiting = self._pending.setdefault(asked.key, deque())
-        waiting.append(answer)
         self._stir.set()
-        try:
-            self._write([asked.message])
-            return await answer
-        finally:
-            if answer in waiting:
-                waiting.remove(answer)
-            if not waiting and self._pending.get(asked.key) is waiting:
-                del self._pending[asked.key]
+        return await self._answers.wait(
+            asked.key, lambda: self._write([asked.message, *asked.then]), parts
+        )
 
-    async def reply(self, reply: Message, epoch: int) -> None:
-        """Send a reply, if the connection that it belongs to is still there."""
-        if epoch == self.epoch:
-            await self._wait_to_write()
-        if epoch == self.epoch:
-            self._write([reply])
+    async def insist(self, say: Callable[[Speech], Ask]) -> None:
+        """Ask for what may be asked twice, again if the connection breaks meanwhile."""
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                while True:
+                    try:
+                        await self.ask(say)
+                    except RefusedError as error:
+                        if error.code != "closed" or self.is_over:
+                            raise
+                    else:
+                        return
+        except TimeoutError:
+            raise RefusedError("timeout", "the connection kept breaking") from None
+
+    async def say(self, message: Message, epoch: int) -> bool:
+        """Send on one connection, once its outbox has room; false where it is gone."""
+        if not await self._has_room(epoch):
+            return False
+        self._write([message])
+        return True
+
+    def mention(self, message: Message, epoch: int) -> None:
+        """Send something small on one connection, if it is still there, without waiting."""
+        if epoch == self.epoch and self._can_write:
+            self._write([message])
 
     @property
     def is_up(self) -> bool:
@@ -195,14 +236,29 @@ class Line:
         except OSError as error:
             raise RefusedError("closed", f"{self.place}: {error}") from None
 
-    async def _wait_to_write(self) -> None:
-        """Wait for a connection with room in its outbox: what fails here has not been sent."""
+    async def _take_turns(self) -> None:
         self._turns += 1
         if self._turns % TURNS == 0:
             await asyncio.sleep(0)
+
+    async def _has_room(self, epoch: int) -> bool:
+        """Wait until the connection of an epoch has room in its outbox; false where it is gone."""
+        await self._take_turns()
+        with suppress(OSError):
+            if epoch == self.epoch and self._writer is not None:
+                await self._writer.drain()
+        return epoch == self.epoch and self._can_write
+
+    @property
+    def _can_write(self) -> bool:
+        return not (self._hung_up or self._writer is None or self._writer.is_closing())
+
+    async def _wait_to_write(self) -> None:
+        """Wait for a connection with room in its outbox: what fails here has not been sent."""
+        await self._take_turns()
         while True:
             await self._up.wait()
-            if self._over or self._writer is None:
+            if self._over or self._hung_up or self._writer is None:
                 raise RefusedError("closed", str(self._trouble))
             writer = self._writer
             with suppress(OSError):
@@ -238,7 +294,7 @@ class Line:
         return data
 
     def _write_bytes(self, data: bytes | memoryview) -> None:
-        if self._writer is None or self._writer.is_closing():
+        if self._writer is None or not self._can_write:
             raise RefusedError("closed", str(self._trouble))
         self._writer.write(data)
         self._spoke = asyncio.get_running_loop().time()
@@ -345,10 +401,11 @@ class Line:
         except ProtocolError as error:
             trouble = error
         finally:
-            for waiting in self._pending.values():
-                for answer in waiting:
-                    if not answer.done():
-                        answer.set_exception(trouble)
+            # At once: what is asked from here on would wait for an answer that cannot come.
+            self._up.clear()
+            if self._writer is not None:
+                self._writer.close()
+            self._answers.fail(trouble)
         raise trouble
 
     async def _read_on(self, reader: asyncio.StreamReader) -> None:
@@ -358,7 +415,10 @@ class Line:
                 for message in table.messages():
                     heard = self.speech.hear(message)
                     if heard.sort is Sort.ANSWER:
-                        self._answered(message, heard)
+                        if not self._answers.take(message, heard) and heard.refusal is not None:
+                            self._owner.refused(self, message, heard.refusal)
+                    elif self._answers.take_part(message, heard):
+                        pass
                     elif heard.sort is Sort.PING:
                         self._write([self.speech.pong(message)])
                     elif heard.sort is not Sort.END and not self._closing:
@@ -388,24 +448,13 @@ class Line:
     def _can_ping(self) -> bool:
         return "ping" in ABILITIES[self.place.dialect]
 
-    async def _wait_for_room(self, inboxes: Iterable[Inbox]) -> None:
+    async def _wait_for_room(self, inboxes: Iterable[Inbox[Any]]) -> None:
         """Read no more while an inbox is full."""
         for inbox in inboxes:
-            while inbox.is_full(STRETCH if self._pending else 1) and not self._closing:
+            while inbox.is_full(STRETCH if self._answers else 1) and not self._closing:
                 inbox.on_room = self.stir
                 self._stir.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self.settings.keepalive / 2):
                         await self._stir.wait()
                 self._keep_alive()
-
-    def _answered(self, message: Message, heard: Heard) -> None:
-        for answer in self._pending.get(heard.key, ()):
-            if not answer.done():
-                if heard.refusal is None:
-                    answer.set_result(message)
-                else:
-                    answer.set_exception(heard.refusal)
-                return
-        if heard.refusal is not None:
-            log.warning("%s refused: %s", self.place, heard.refusal)

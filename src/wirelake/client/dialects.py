@@ -23,28 +23,37 @@ from wirelake.wire import DIALECTS, Encoder, encoder
 from wirelake.wire.mfp import MfpEncoder
 
 #: What only some dialects have, by the name that an error calls it.
-_EVERYTHING = {
-    "acknowledgement of a direct message",
+_SHARED = {
     "acknowledgement of a publish",
     "client id",
     "direct message",
-    "header",
+    "list of queues",
     "message id",
+    "nack",
     "ping",
     "priority",
+    "pull",
     "request/reply",
-    "service",
     "ttl",
+}
+_OPS = _SHARED | {
+    "acknowledgement of a direct message",
+    "byte stream",
+    "data store",
+    "delay",
+    "header",
+    "nack without requeue",
+    "prefetch",
+    "pull that waits",
+    "service",
+    "state of the broker",
 }
 ABILITIES: Mapping[str, frozenset[str]] = {
     "boson-text": frozenset({"ping", "request/reply", "service"}),
-    "boson-binary": frozenset(_EVERYTHING),
+    "boson-binary": frozenset(_OPS),
     "mfp-1": frozenset({"acknowledgement of a publish", "client id"}),
-    **dict.fromkeys(("kobold-1", "kobold-2", "kobold-3"), frozenset(_EVERYTHING)),
-    **dict.fromkeys(
-        ("tmq-1.00", "tmq-1.01"),
-        frozenset(_EVERYTHING - {"acknowledgement of a direct message", "header", "service"}),
-    ),
+    **dict.fromkeys(("kobold-1", "kobold-2", "kobold-3"), frozenset(_OPS)),
+    **dict.fromkeys(("tmq-1.00", "tmq-1.01"), frozenset(_SHARED | {"declaration of queues"})),
 }
 
 
@@ -61,22 +70,26 @@ class Ask(NamedTuple):
 
     message: Message
     key: str
+    then: tuple[Message, ...] = ()  # sent right behind it
 
 
 class Sort(Enum):
     """What a message from the broker can be."""
 
     DELIVERY = auto()
+    QUEUED = auto()
     DIRECT = auto()
     REQUEST = auto()
     ANSWER = auto()
+    CHANGE = auto()
+    STREAM = auto()
     PING = auto()
     END = auto()
     OTHER = auto()
 
 
 class Heard(NamedTuple):
-    """What a message is and, if it answers something, what and how."""
+    """What a message is and, if it is (part of) an answer, to what and how."""
 
     sort: Sort
     key: str = ""
@@ -114,8 +127,12 @@ class Speech(ABC):
         flags = Flag.ACK if ack else Flag(0)
         return Ask(replace(message, id=identity, flags=flags), f"id:{identity}")
 
-    def subscribe(self, filter: str) -> Ask:
-        """Subscribe to a filter."""
+    def put(self, message: Message, ack: bool) -> Ask:
+        """Put a message into a queue: where there is no word for it, publishing to it."""
+        return self.publish(message, ack)
+
+    def subscribe(self, filter: str, prefetch: int = 0) -> Ask:
+        """Subscribe to a filter, or consume a queue with a prefetch, where it can be said."""
         return self.control(Message(op="subscribe", address=filter))
 
     def unsubscribe(self, filter: str) -> Ask:
@@ -137,6 +154,33 @@ class Speech(ABC):
     def ping(self) -> Ask:
         """Ask for a sign of life."""
         return self.control(Message(op="ping"))
+
+    def settle(self, delivered: Message, *, done: bool, requeue: bool = True) -> Ask:
+        """Acknowledge a queue message, or refuse it."""
+        return self.control(settlement(delivered, done=done, requeue=requeue))
+
+    def make_queue(self, queue: str) -> Ask:
+        """Make a queue that is to be consumed, if need be: taking from it does (spec: kobold)."""
+        return self.dequeue(queue, 1, 0.0)
+
+    def dequeue(self, queue: str, number: int, wait: float) -> Ask:
+        """Ask for so many messages of a queue, and wait so many seconds for them."""
+        headers = {"$count": str(number), "$wait": str(int(wait * 1000))}
+        return self.control(Message(op="dequeue", address=queue, headers=headers))
+
+    def declare(self, queue: str, mode: str, ack_timeout: float, max_deliveries: int) -> Ask:
+        """Make a queue; only TMQ can, so in its form: a content type, then lines (spec: tmq 4)."""
+        fields = {"Mode": mode, "Ack-Timeout": ack_timeout, "Max-Deliveries": max_deliveries}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        return self.control(Message(op="declare", address=queue, payload=b"\0\0" + lines.encode()))
+
+    def remove(self, queue: str) -> Ask:
+        """Remove a queue; only TMQ can."""
+        return self.control(Message(op="remove", address=queue))
+
+    def list_queues(self) -> Ask:
+        """Ask for the state of all queues."""
+        return self.control(Message(op="info", address="$queues"))
 
     @abstractmethod
     def control(self, message: Message) -> Ask:
@@ -164,6 +208,15 @@ class OpSpeech(Speech):
         headers = {name: value for name, value in identity.items() if value}
         yield self.control(Message(op="auth", headers=headers)) if headers else self.ping()
 
+    def put(self, message: Message, ack: bool) -> Ask:
+        """ENQ, which makes the queue if need be."""
+        return self.publish(replace(message, op="enqueue"), ack)
+
+    def subscribe(self, filter: str, prefetch: int = 0) -> Ask:
+        """Subscribe to a filter, or consume a queue with a prefetch."""
+        headers = {"$count": str(prefetch)} if prefetch else {}
+        return self.control(Message(op="subscribe", address=filter, headers=headers))
+
     def control(self, message: Message) -> Ask:
         """With a transaction id, which asks for an answer as well."""
         number = self.new_id()
@@ -174,8 +227,14 @@ class OpSpeech(Speech):
         match message.op:
             case "publish":
                 return Heard(Sort.DIRECT if message.target else Sort.DELIVERY)
+            case "deliver":
+                return Heard(Sort.QUEUED)
             case "request":
                 return Heard(Sort.REQUEST)
+            case "set" | "del":
+                return Heard(Sort.CHANGE, self._key(message))
+            case "open" | "data" | "close":
+                return Heard(Sort.STREAM)
             case "ok" | "reply" | "pong":
                 return Heard(Sort.ANSWER, self._key(message))
             case "error":
@@ -275,11 +334,28 @@ class TmqSpeech(Speech):
         asking = replace(message, id=number, flags=Flag.RESPONSE)
         return Ask(asking, f"id:{number}")
 
+    def settle(self, delivered: Message, *, done: bool, requeue: bool = True) -> Ask:
+        """A delivery message; it has no answer, but when a pong comes it has been read."""
+        said = settlement(delivered, done=done, requeue=requeue)
+        return Ask(said, "pong", (Message(op="ping"),))
+
+    def make_queue(self, queue: str) -> Ask:
+        """Make a queue as it is where nobody says how; refused where it is there."""
+        return self.declare(queue, "round-robin", 30.0, 5)
+
+    def dequeue(self, queue: str, number: int, wait: float) -> Ask:
+        """Server message 620, with the number as its payload (spec: tmq 6)."""
+        return self.control(Message(op="dequeue", address=queue, payload=b"%d" % number))
+
+    def list_queues(self) -> Ask:
+        """Server message 616."""
+        return self.control(Message(op="list"))
+
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
         match message.op:
-            case "publish":
-                return Heard(Sort.DELIVERY)
+            case "publish":  # DE is the queue's wish for an acknowledgement (spec: tmq 5)
+                return Heard(Sort.QUEUED if message.flags & Flag.ACK else Sort.DELIVERY)
             case "direct":
                 return Heard(Sort.DIRECT)
             case "handshake":
@@ -330,8 +406,8 @@ class MfpSpeech(Speech):
         yield self.control(Message(op="handshake", source=name, headers={"$connection": role}))
 
     def publish(self, message: Message, ack: bool) -> Ask:
-        """Publish; the encoder sets the topic first, where it changes."""
-        asking = super().publish(message, ack)
+        """Publish, under a uid of our own; the encoder sets the topic first, where it changes."""
+        asking = super().publish(replace(message, id=""), ack)
         try:
             message.payload.decode()
         except UnicodeDecodeError:
@@ -354,6 +430,13 @@ class MfpSpeech(Speech):
                 refusal = RefusedError("bad_request", "the broker said FAIL; mfp has no reasons")
                 return Heard(Sort.ANSWER, f"id:{message.id}", refusal)
         return Heard(Sort.OTHER)
+
+
+def settlement(delivered: Message, *, done: bool, requeue: bool = True) -> Message:
+    """The message that acknowledges a queue message, or refuses it."""
+    headers = {} if done or requeue else {"$requeue": "0"}
+    op = "ack" if done else "nack"
+    return Message(op=op, address=delivered.address, id=delivered.id, headers=headers)
 
 
 def _refusal(message: Message) -> RefusedError:

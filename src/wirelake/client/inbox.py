@@ -1,99 +1,118 @@
-"""Messages that came in, until somebody takes them."""
+"""What came in, until somebody takes it.
+
+An inbox is bounded: whoever fills it looks at `is_full` before it reads on. `Arrivals` is how a
+program sees one: a loop over what comes, which is asked for when the loop begins and not any more
+when it is left.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message
 
+T = TypeVar("T")
 
-class Inbox:
-    """Messages that came in and were not taken yet: at most so many, of so many bytes."""
+
+class Inbox(Generic[T]):
+    """Things that came in and were not taken yet: at most so many, of so many bytes."""
 
     def __init__(self, limit: int, byte_limit: int) -> None:
         self._limit = limit
         self._byte_limit = byte_limit
         self._bytes = 0
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._items: deque[tuple[T, int]] = deque()
+        self._arrived = asyncio.Event()
         self._ended = False
         self._error: WirelakeError | None = None
         self.on_room: Callable[[], None] | None = None
 
     def __len__(self) -> int:
-        return self._messages.qsize() - self._ended
+        return len(self._items)
 
-    def put(self, message: Message) -> None:
-        """Add a message; whoever does so looks at `is_full` before the next one."""
+    def put(self, item: T, size: int) -> None:
+        """Add an item of so many bytes; whoever does so looks at `is_full` before the next one."""
         if not self._ended:
-            self._bytes += len(message.payload)
-            self._messages.put_nowait(message)
+            self._bytes += size
+            self._items.append((item, size))
+            self._arrived.set()
 
     def is_full(self, stretch: int = 1) -> bool:
-        """Is there no room for another message?"""
+        """Is there no room for another one?"""
         return not self._ended and (
-            self._messages.qsize() >= stretch * self._limit
-            or self._bytes >= stretch * self._byte_limit
+            len(self._items) >= stretch * self._limit or self._bytes >= stretch * self._byte_limit
         )
 
-    async def get(self) -> Message:
-        """The next message, once there is one; StopAsyncIteration or an error at the end."""
-        message = await self._messages.get()
-        if message is None:
-            self._messages.put_nowait(None)  # for the next one who asks
-            raise self._error or StopAsyncIteration
-        self._took(message)
-        return message
+    async def get(self) -> T:
+        """The next one, once there is one; StopAsyncIteration or an error at the end."""
+        while not self._items:
+            if self._ended:
+                raise self._error or StopAsyncIteration
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._pop()
 
-    async def take(self) -> list[Message]:
-        """All messages there are, once there is one."""
-        messages = [await self.get()]
-        while len(self):
-            messages.append(await self.get())
-        return messages
+    def pop_if(self, kinds: tuple[type, ...]) -> T | None:
+        """The next one, if it is there and of one of these kinds."""
+        return self._pop() if self._items and isinstance(self._items[0][0], kinds) else None
 
-    def clear(self) -> None:
-        """Forget what was not taken."""
-        while len(self) and (message := self._messages.get_nowait()):
-            self._took(message)
+    def discard(self, kind: type[object] = object) -> list[T]:
+        """Take out all that are of a kind."""
+        gone = [item for item, _ in self._items if isinstance(item, kind)]
+        self._items = deque(one for one in self._items if not isinstance(one[0], kind))
+        self._bytes = sum(size for _, size in self._items)
+        self._tell_room()
+        return gone
 
     def end(self, error: WirelakeError | None = None) -> None:
         """Nothing will follow; what is there can still be taken."""
         if not self._ended:
             self._ended = True
             self._error = error
-            self._messages.put_nowait(None)
+            self._arrived.set()
             self._tell_room()
 
-    def _took(self, message: Message) -> None:
-        self._bytes -= len(message.payload)
+    def _pop(self) -> T:
+        item, size = self._items.popleft()
+        self._bytes -= size
         if not self.is_full():
             self._tell_room()
+        return item
 
     def _tell_room(self) -> None:
         if self.on_room is not None:
             self.on_room()
 
 
-class Messages:
-    """Messages as they come in: an asynchronous iterator; with `async with`, it says when."""
+class Arrivals(Generic[T]):
+    """Things as they come in: an asynchronous iterator; with `async with`, it says when.
+
+    `hand_over` makes of an item in the inbox what the program gets. Items of the kinds `together`
+    may be taken ahead; of all others it matters whether the program got them.
+    """
 
     def __init__(
         self,
-        inbox: Inbox,
+        inbox: Inbox[Any],
         begin: Callable[[], Coroutine[Any, Any, None]],
         end: Callable[[], Coroutine[Any, Any, None]],
+        hand_over: Callable[[Any], T],
+        together: tuple[type, ...],
     ) -> None:
         self._inbox = inbox
         self._begin = begin
         self._end = end
+        self._hand_over = hand_over
+        self._together = together
         self._open = False
         self._used = False
 
-    async def __aenter__(self) -> Messages:
+    async def __aenter__(self) -> Arrivals[T]:
         if self._used:
             raise RefusedError("bad_request", "a subscription is used once: subscribe again")
         self._used = True
@@ -111,32 +130,41 @@ class Messages:
         self._inbox.end()
         await self._end()
 
-    def __aiter__(self) -> AsyncIterator[Message]:
+    def __aiter__(self) -> AsyncIterator[T]:
         return self if self._open else self._all()
 
-    async def __anext__(self) -> Message:
-        return await self._inbox.get()
+    async def __anext__(self) -> T:
+        return self._hand_over(await self._inbox.get())
 
-    async def _all(self) -> AsyncIterator[Message]:
-        """Subscribe, and unsubscribe when the loop is left."""
+    async def _all(self) -> AsyncIterator[T]:
+        """Begin, and end when the loop is left."""
         async with self:
-            while messages := await self.take():
-                for message in messages:
-                    yield message
+            while taken := await self.take():
+                for one in taken:
+                    yield one
 
-    async def receive(self, timeout: float | None = None) -> Message:
-        """The next message; RefusedError when none comes in time, or none ever will."""
+    async def receive(self, timeout: float | None = None) -> T:
+        """The next one; RefusedError when none comes in time, or none ever will."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._inbox.get()
+                return await self.__anext__()
         except TimeoutError:
-            raise RefusedError("timeout", f"no message in {timeout:g} s") from None
+            raise RefusedError("timeout", f"nothing came in {timeout:g} s") from None
         except StopAsyncIteration:
             raise RefusedError("closed", "the client was closed") from None
 
-    async def take(self) -> list[Message]:
-        """All messages there are, once there is one; none when the client was closed."""
+    async def take(self) -> list[T]:
+        """What there is and can be taken at once, once there is something; nothing at the end."""
         try:
-            return await self._inbox.take()
+            item = await self._inbox.get()
         except StopAsyncIteration:
             return []
+        taken = [self._hand_over(item)]
+        if isinstance(item, self._together):
+            while (item := self._inbox.pop_if(self._together)) is not None:
+                taken.append(self._hand_over(item))
+        return taken
+
+
+#: What `subscribe` and `direct` return.
+Messages: TypeAlias = Arrivals[Message]

@@ -6,10 +6,11 @@ Addresses and filters are those of the specification (one model under every dial
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wirelake.address import check_topic
+from wirelake.client.dialects import require
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
 from wirelake.wire import FrameTable
@@ -23,13 +24,43 @@ Batch: TypeAlias = "Iterable[tuple[str, bytes] | Message] | pa.RecordBatch"
 ROWS = 4096
 
 
-def tables_of_messages(
-    messages: Sequence[tuple[str, bytes] | Message], dialect: str, most: int
-) -> Iterator[FrameTable]:
-    """Pairs and messages as plain publishes of at most so many bytes, for a dialect."""
+def message_for(
+    dialect: str,
+    address: str,
+    payload: bytes,
+    id: str = "",
+    headers: Mapping[str, str] | None = None,
+    priority: int = 0,
+    ttl: int = 0,
+) -> Message:
+    """A message, if the dialect can say it."""
+    given = {"message id": id, "header": headers, "priority": priority, "ttl": ttl}
+    for ability, value in given.items():
+        if value:
+            require(dialect, ability)
+    if priority not in (0, 1):
+        raise RefusedError("bad_request", f"a priority is 0 or 1, not {priority}")
+    most = 63 if dialect.startswith("tmq") else 0x7FFFFFFF
+    if not 0 <= ttl <= most:
+        raise RefusedError("bad_request", f"a ttl is 0 to {most} in {dialect}")
+    return Message(
+        address,
+        bytes(payload),
+        id,
+        priority=priority,
+        ttl=ttl,
+        headers={} if headers is None else dict(headers),
+    )
+
+
+def as_messages(batch: Batch, dialect: str, most: int) -> list[Message]:
+    """Pairs, messages or the rows of an Arrow record batch, as plain publishes for a dialect."""
+    given: Iterable[tuple[str, bytes] | Message] = batch
+    if hasattr(batch, "num_rows"):
+        given = [one for table in tables_of_batch(batch, most) for one in table.messages()]
     hops = dialect.startswith("tmq")
     plain = []
-    for each in messages:
+    for each in given:
         if isinstance(each, Message):
             same_unit = each.dialect.startswith("tmq") == hops
             message = Message(
@@ -46,9 +77,14 @@ def tables_of_messages(
         if len(message.payload) > most:
             raise RefusedError("too_large", f"a message has at most {most} bytes")
         plain.append(message)
-    table = FrameTable(min(ROWS, max(1, len(plain))))
-    for start in range(0, len(plain), ROWS):
-        table.fill(plain[start : start + ROWS])
+    return plain
+
+
+def tables_of_messages(messages: Sequence[Message], dialect: str = "") -> Iterator[FrameTable]:
+    """Messages as tables; with a dialect, in that dialect's own terms, as its uids."""
+    table = FrameTable(min(ROWS, max(1, len(messages))))
+    for start in range(0, len(messages), ROWS):
+        table.fill(messages[start : start + ROWS], dialect)
         yield table
 
 

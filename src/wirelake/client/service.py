@@ -14,7 +14,7 @@ from wirelake.client.inbox import Inbox
 from wirelake.message import Message
 
 if TYPE_CHECKING:
-    from wirelake.client.client import Client
+    from wirelake.client.lines import Lines
 
 Handler: TypeAlias = Callable[[Message], "bytes | Message | Awaitable[bytes | Message]"]
 
@@ -27,18 +27,18 @@ log = logging.getLogger("wirelake.client")
 class Service:
     """An address that is served while inside `async with`."""
 
-    def __init__(self, client: Client, address: str, handler: Handler, inbox: Inbox) -> None:
+    def __init__(self, lines: Lines, address: str, handler: Handler, inbox: Inbox[Message]) -> None:
         self.address = address
         self.inbox = inbox
         self.line: Line | None = None
-        self._client = client
+        self._lines = lines
         self._handler = handler
         self._room = asyncio.Semaphore(CONCURRENCY)
         self._work: set[asyncio.Task[None]] = set()
         self._pump: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Service:
-        line = await self._client.start_service(self)
+        line = await self._lines.start_service(self)
         self._pump = asyncio.create_task(self._answer_all(line))
         return self
 
@@ -48,7 +48,7 @@ class Service:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._client.stop_service(self)
+        await self._lines.stop_service(self)
         await self.stop()
 
     async def finished(self) -> None:
@@ -58,7 +58,7 @@ class Service:
 
     async def stop(self) -> None:
         """Take no more requests, and abandon those in work."""
-        self.inbox.clear()
+        self.inbox.discard()
         self.inbox.end()
         while self._work or (self._pump and not self._pump.done()):
             for task in self._work:
@@ -95,6 +95,6 @@ class Service:
                 content_type=reply.content_type,
                 correlation_id=request.correlation_id,
             )
-            await line.reply(said, epoch)
+            await line.say(said, epoch)
         except Exception:
             log.exception("no reply to a request to %s", self.address)

@@ -15,18 +15,23 @@ import atexit
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from wirelake.client.client import Client, Options
-from wirelake.client.inbox import Messages
-from wirelake.client.outgoing import Batch
+from wirelake.client.inbox import Arrivals
+from wirelake.client.queue import Delivery, Queue
 from wirelake.client.service import Service
+from wirelake.client.store import Change, Store
+from wirelake.client.stream import Stream
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 
+A = TypeVar("A")  # the asynchronous object behind a face
+P = ParamSpec("P")
 T = TypeVar("T")
 PlainHandler: TypeAlias = Callable[[Message], "bytes | Message"]
 
@@ -87,26 +92,45 @@ def connect_sync(url: str, **options: Unpack[Options]) -> SyncClient:
     return SyncClient(Client(url, **options))
 
 
-class SyncClient:
-    """A client; made by `connect_sync`. What its methods do is said in `Client`."""
+class _Face(Generic[A]):
+    """The blocking face of an asynchronous object: what its methods do is said there."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._thread = _loop_thread()
-        self._thread.run(client.__aenter__())
+    def __init__(self, thread: _LoopThread, inner: A) -> None:
+        self._thread = thread
+        self._inner = inner
 
     def __repr__(self) -> str:
-        return repr(self._client)
+        return repr(self._inner)
+
+
+def _blocking(
+    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Face[A], P], T]:
+    """A method of the same name and arguments that waits."""
+
+    @wraps(method)
+    def wait(self: _Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(method(self._inner, *args, **kwargs))
+
+    return wait
+
+
+class SyncClient(_Face[Client]):
+    """A client; made by `connect_sync`."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(_loop_thread(), client)
+        self._thread.run(client.__aenter__())
 
     @property
     def dialect(self) -> str:
         """The dialect it speaks."""
-        return self._client.dialect
+        return self._inner.dialect
 
     @property
     def client_id(self) -> str:
         """The id that the broker knows it by; empty where it has none."""
-        return self._client.client_id
+        return self._inner.client_id
 
     def __enter__(self) -> SyncClient:
         return self
@@ -119,60 +143,22 @@ class SyncClient:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Hang up; subscriptions end, and what was published goes out first."""
-        self._thread.run(self._client.close())
+    close = _blocking(Client.close)
+    publish = _blocking(Client.publish)
+    publish_many = _blocking(Client.publish_many)
+    request = _blocking(Client.request)
+    send_to = _blocking(Client.send_to)
+    ping = _blocking(Client.ping)
+    info = _blocking(Client.info)
+    queues = _blocking(Client.queues)
 
-    def publish(
-        self,
-        address: str,
-        payload: bytes,
-        *,
-        id: str = "",
-        headers: Mapping[str, str] | None = None,
-        priority: int = 0,
-        ttl: int = 0,
-        ack: bool = False,
-        timeout: float | None = None,
-    ) -> None:
-        """Publish a message; with `ack`, return when the broker says that it is done."""
-        self._thread.run(
-            self._client.publish(
-                address,
-                payload,
-                id=id,
-                headers=headers,
-                priority=priority,
-                ttl=ttl,
-                ack=ack,
-                timeout=timeout,
-            )
-        )
-
-    def publish_many(self, messages: Batch, *, timeout: float | None = None) -> None:
-        """Publish (address, payload) pairs, messages or an Arrow record batch, as one buffer."""
-        self._thread.run(self._client.publish_many(messages, timeout=timeout))
-
-    def subscribe(self, filter: str) -> SyncMessages:
+    def subscribe(self, filter: str) -> SyncArrivals[Message]:
         """The messages of a filter, by `for`, or by `with` and then `for`."""
-        return SyncMessages(self._thread, self._client.subscribe(filter))
+        return SyncArrivals(self._thread, self._inner.subscribe(filter))
 
-    def direct(self) -> SyncMessages:
+    def direct(self) -> SyncArrivals[Message]:
         """The messages that other clients send to this one."""
-        return SyncMessages(self._thread, self._client.direct())
-
-    def request(
-        self,
-        address: str,
-        payload: bytes,
-        *,
-        headers: Mapping[str, str] | None = None,
-        timeout: float = 30.0,
-    ) -> Message:
-        """Send a request to a service; its reply, or RefusedError."""
-        return self._thread.run(
-            self._client.request(address, payload, headers=headers, timeout=timeout)
-        )
+        return SyncArrivals(self._thread, self._inner.direct())
 
     def serve(self, address: str, handler: PlainHandler) -> SyncService:
         """Answer the requests to an address while inside `with`; handlers run in threads."""
@@ -180,41 +166,46 @@ class SyncClient:
         async def answer(request: Message) -> bytes | Message:
             return await asyncio.to_thread(handler, request)
 
-        return SyncService(self._thread, self._client.serve(address, answer))
+        return SyncService(self._thread, self._inner.serve(address, answer))
 
-    def send_to(
+    def queue(self, name: str) -> SyncQueue:
+        """A queue by its name."""
+        return SyncQueue(self._thread, self._inner.queue(name))
+
+    @property
+    def store(self) -> SyncStore:
+        """The broker's data store."""
+        return SyncStore(self._thread, self._inner.store)
+
+    def stream_to(
+        self, client_id: str, *, info: bytes = b"", timeout: float | None = None
+    ) -> SyncStream:
+        """A byte stream to a client, which learns who opened it and `info`; use `with`."""
+        opening = self._inner.stream_to(client_id, info=info, timeout=timeout)
+        return SyncStream(self._thread, self._thread.run(opening))
+
+    def streams(self) -> SyncArrivals[SyncStream]:
+        """The streams that other clients open to this one; without this they are refused."""
+        arrivals = self._inner.streams()
+        return SyncArrivals(self._thread, arrivals, lambda one: SyncStream(self._thread, one))
+
+
+class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
+    """Things as they come in: an iterator; with `with`, it says when."""
+
+    def __init__(
         self,
-        client_id: str,
-        payload: bytes,
-        *,
-        id: str = "",
-        headers: Mapping[str, str] | None = None,
-        ack: bool = False,
-        timeout: float | None = None,
+        thread: _LoopThread,
+        arrivals: Arrivals[Any],
+        face: Callable[[Any], T] = lambda one: one,
     ) -> None:
-        """Send a message to one client; with `ack`, RefusedError when there is none of that id."""
-        self._thread.run(
-            self._client.send_to(
-                client_id, payload, id=id, headers=headers, ack=ack, timeout=timeout
-            )
-        )
-
-    def ping(self, *, timeout: float | None = None) -> float:
-        """Ask the broker for a sign of life; the seconds that it took."""
-        return self._thread.run(self._client.ping(timeout=timeout))
-
-
-class SyncMessages:
-    """Messages as they come in: an iterator; with `with`, it says when."""
-
-    def __init__(self, thread: _LoopThread, messages: Messages) -> None:
-        self._thread = thread
-        self._messages = messages
-        self._taken: deque[Message] = deque()  # all that there were; a loop crossing is slow
+        super().__init__(thread, arrivals)
+        self._face = face
+        self._taken: deque[Any] = deque()  # all that there were; a loop crossing is slow
         self._open = False
 
-    def __enter__(self) -> SyncMessages:
-        self._thread.run(self._messages.__aenter__())
+    def __enter__(self) -> SyncArrivals[T]:
+        self._thread.run(self._inner.__aenter__())
         self._open = True
         return self
 
@@ -225,41 +216,37 @@ class SyncMessages:
         trace: TracebackType | None,
     ) -> None:
         self._open = False
-        self._thread.run(self._messages.__aexit__(kind, error, trace))
+        self._thread.run(self._inner.__aexit__(kind, error, trace))
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[T]:
         return self if self._open else self._all()
 
-    def __next__(self) -> Message:
+    def __next__(self) -> T:
         while True:
             with suppress(IndexError):
-                return self._taken.popleft()
-            messages = self._thread.run(self._messages.take())
-            if not messages:
+                return self._face(self._taken.popleft())
+            taken = self._thread.run(self._inner.take())
+            if not taken:
                 raise StopIteration
-            self._taken.extend(messages)
+            self._taken.extend(taken)
 
-    def _all(self) -> Iterator[Message]:
-        """Subscribe, and unsubscribe when the loop is left."""
+    def _all(self) -> Iterator[T]:
+        """Begin, and end when the loop is left."""
         with self:
             yield from self
 
-    def receive(self, timeout: float | None = None) -> Message:
-        """The next message; RefusedError when none comes in time, or none ever will."""
+    def receive(self, timeout: float | None = None) -> T:
+        """The next one; RefusedError when none comes in time, or none ever will."""
         with suppress(IndexError):
-            return self._taken.popleft()
-        return self._thread.run(self._messages.receive(timeout))
+            return self._face(self._taken.popleft())
+        return self._face(self._thread.run(self._inner.receive(timeout)))
 
 
-class SyncService:
+class SyncService(_Face[Service]):
     """An address that is served while inside `with`."""
 
-    def __init__(self, thread: _LoopThread, service: Service) -> None:
-        self._thread = thread
-        self._service = service
-
     def __enter__(self) -> SyncService:
-        self._thread.run(self._service.__aenter__())
+        self._thread.run(self._inner.__aenter__())
         return self
 
     def __exit__(
@@ -268,8 +255,109 @@ class SyncService:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._thread.run(self._service.__aexit__(kind, error, trace))
+        self._thread.run(self._inner.__aexit__(kind, error, trace))
 
-    def finished(self) -> None:
-        """Wait until the client is closed; an error when its connection is lost for good."""
-        self._thread.run(self._service.finished())
+    finished = _blocking(Service.finished)
+
+
+class SyncQueue(_Face[Queue]):
+    """A queue by its name."""
+
+    put = _blocking(Queue.put)
+    declare = _blocking(Queue.declare)
+    remove = _blocking(Queue.remove)
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self._inner.name
+
+    def get(self, count: int = 1, *, wait: float = 0.0) -> list[SyncDelivery]:
+        """Take up to `count` messages, waiting up to `wait` seconds for that many."""
+        taken = self._thread.run(self._inner.get(count, wait=wait))
+        return [SyncDelivery(self._thread, one) for one in taken]
+
+    def consume(self, *, prefetch: int = 100) -> SyncArrivals[SyncDelivery]:
+        """The queue's messages, by `for`, or by `with` and then `for`."""
+        arrivals = self._inner.consume(prefetch=prefetch)
+        return SyncArrivals(self._thread, arrivals, lambda one: SyncDelivery(self._thread, one))
+
+
+class SyncDelivery(_Face[Delivery]):
+    """A message of a queue, to be settled by `ack` or `nack`."""
+
+    ack = _blocking(Delivery.ack)
+    nack = _blocking(Delivery.nack)
+
+    @property
+    def message(self) -> Message:
+        """What was put into the queue."""
+        return self._inner.message
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery of it this is, from 1; 0 where the dialect does not tell."""
+        return self._inner.attempt
+
+
+class SyncStore(_Face[Store]):
+    """The broker's data store."""
+
+    create = _blocking(Store.create)
+    read = _blocking(Store.read)
+    update = _blocking(Store.update)
+    put = _blocking(Store.put)
+    delete = _blocking(Store.delete)
+    keys = _blocking(Store.keys)
+
+    def watch(self, filter: str, *, revision: int | None = None) -> SyncArrivals[Change]:
+        """Every change of the keys that a filter matches."""
+        return SyncArrivals(self._thread, self._inner.watch(filter, revision=revision))
+
+
+class SyncStream(_Face[Stream]):
+    """A byte stream to another client."""
+
+    write = _blocking(Stream.write)
+    read = _blocking(Stream.read)
+    close = _blocking(Stream.close)
+
+    def __enter__(self) -> SyncStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._thread.run(self._inner.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self.read():
+            yield chunk
+
+    @property
+    def source(self) -> str:
+        """The client that opened it; empty where that is this one."""
+        return self._inner.source
+
+    @property
+    def info(self) -> bytes:
+        """What the opener said about it."""
+        return self._inner.info
+
+    @property
+    def sent(self) -> int:
+        """Bytes written."""
+        return self._inner.sent
+
+    @property
+    def received(self) -> int:
+        """Bytes that came."""
+        return self._inner.received
+
+    @property
+    def count(self) -> int | None:
+        """Bytes that the other side sent, once it has closed."""
+        return self._inner.count
