@@ -9,7 +9,7 @@ export JAVA_HOME := $(CURDIR)/.venv/jvm
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
-KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.%,$(SOURCES))
+KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.% src/wirelake/engine/batch.%,$(SOURCES))
 
 .PHONY: help setup run test lint bench fuzz lock clean
 
@@ -32,7 +32,7 @@ lint: setup ## ruff and mypy
 
 bench: setup build/plain/.done ## the wire library alone, and the broker beside nats-server
 	$(PY) -m bench.wire --plain --json build/bench/wire.json
-	$(PY) -m bench.broker --json build/bench/broker.json
+	.venv/bin/wirelake bench --json build/bench/broker.json
 
 fuzz: setup ## every fuzz target for SECONDS_EACH seconds
 	$(PY) fuzz/run.py --seconds $(SECONDS_EACH)

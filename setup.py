@@ -27,6 +27,7 @@ KERNELS = [
     "wirelake.wire.tmq",
     "wirelake.wire.arrow",
     "wirelake.broker.route",
+    "wirelake.engine.batch",
 ]
 
 DIRECTIVES = {

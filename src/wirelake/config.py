@@ -18,7 +18,7 @@ import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -36,78 +36,101 @@ _TOKEN_ALPHABET = string.ascii_letters + string.digits
 
 _MEBIBYTE = 1 << 20
 
-Seconds = Annotated[float, Meta(gt=0)]
 Filters = tuple[str, ...]
-Name = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,64}$")]
 
 
 class _Table(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file, in which nothing unknown may stand."""
 
 
+def _is(meaning: str, **rules: Any) -> Meta:
+    """What a setting means, and which values it may have."""
+    return Meta(description=meaning, **rules)
+
+
 class LimitSettings(_Table, frozen=True, kw_only=True):
     """What a peer may send, in bytes; a change is for new connections."""
 
-    message: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
-    headers: Annotated[int, Meta(ge=256, le=1 << 30)] = 64 << 10
-    sequence: Annotated[int, Meta(ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
+    message: Annotated[int, _is("a message", ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
+    headers: Annotated[int, _is("all headers of a message", ge=256, le=1 << 30)] = 64 << 10
+    sequence: Annotated[int, _is("a multi-part sequence", ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
 
 
 class FlowSettings(_Table, frozen=True, kw_only=True):
-    """What becomes of subscribers that read too slowly; the first filter that matches counts."""
+    """What becomes of subscribers that read too slowly."""
 
-    outbox: Annotated[int, Meta(ge=64 << 10)] = 8 * _MEBIBYTE
-    patience: Seconds = 2.0
-    window: Seconds = 30.0
-    policies: dict[str, Literal["disconnect", "drop", "pause"]] = {}
+    outbox: Annotated[int, _is("bytes that may wait for one subscriber", ge=64 << 10)] = (
+        8 * _MEBIBYTE
+    )
+    patience: Annotated[float, _is("seconds that publishers wait for one subscriber …", gt=0)] = 2.0
+    window: Annotated[float, _is("… in any so many seconds", gt=0)] = 30.0
+    policies: Annotated[
+        dict[str, Literal["disconnect", "drop", "pause"]],
+        _is("by filter; the first that matches an address counts, and `disconnect` otherwise"),
+    ] = {}
 
 
 class MfpSettings(_Table, frozen=True, kw_only=True):
-    """What becomes of a message that is too long for mfp."""
+    """What mfp alone needs."""
 
-    oversize: Literal["drop", "split"] = "drop"
+    oversize: Annotated[
+        Literal["drop", "split"], _is("what becomes of a message that is too long for mfp")
+    ] = "drop"
 
 
 class RetentionSettings(_Table, frozen=True, kw_only=True):
-    """How long messages to a filter's addresses are kept; the first filter that matches counts."""
+    """How long captured messages are kept: without this, for ever; the first filter counts."""
 
-    filter: str = "#"
-    age: Seconds | None = None
-    bytes: Annotated[int, Meta(ge=_MEBIBYTE)] | None = None
+    filter: Annotated[str, _is("the addresses that this is for")] = "#"
+    age: Annotated[float, _is("seconds after which they may go", gt=0)] | None = None
+    bytes: Annotated[int, _is("of the log, above which the oldest go", ge=_MEBIBYTE)] | None = None
 
 
 class CaptureSettings(_Table, frozen=True, kw_only=True):
-    """The log of what passes through; `partitions` counts only when the data directory is made."""
+    """The log of what passes through the broker."""
 
-    enabled: bool = True
-    exclude: Filters = ()
-    partitions: Annotated[int, Meta(ge=1, le=256)] = 4
-    compression: Literal["none", "lz4", "zstd"] = "none"
-    segment: Annotated[int, Meta(ge=_MEBIBYTE)] = 256 * _MEBIBYTE
-    backlog: Annotated[int, Meta(ge=_MEBIBYTE)] = 64 * _MEBIBYTE
+    enabled: Annotated[bool, _is("keep a log at all")] = True
+    exclude: Annotated[Filters, _is("filters of addresses that are not captured")] = ()
+    partitions: Annotated[
+        int, _is("of the log; fixed when the data directory is made", ge=1, le=256)
+    ] = 4
+    compression: Annotated[
+        Literal["none", "lz4", "zstd"], _is("of what is written from now on")
+    ] = "none"
+    segment: Annotated[int, _is("bytes of one file of the log", ge=_MEBIBYTE)] = 256 * _MEBIBYTE
+    backlog: Annotated[
+        int, _is("bytes that may wait for the disk before publishers wait", ge=_MEBIBYTE)
+    ] = 64 * _MEBIBYTE
     retention: tuple[RetentionSettings, ...] = ()
 
 
 class QueueEntry(_Table, frozen=True, kw_only=True):
     """A queue that is there from the start; one that exists keeps the settings it was made with."""
 
-    name: str
-    mode: Literal["round-robin", "push", "pull"] = "round-robin"
-    ack_timeout: Seconds = 30.0
-    max_deliveries: Annotated[int, Meta(ge=1)] = 5
-    dedup_window: Annotated[float, Meta(ge=0)] = 120.0
-    max_messages: Annotated[int, Meta(ge=0)] = 1_000_000
-    max_bytes: Annotated[int, Meta(ge=0)] = 1 << 30
-    keep_expired: bool = False
+    name: Annotated[str, _is("its address")]
+    mode: Annotated[
+        Literal["round-robin", "push", "pull"],
+        _is("one consumer at a time, every consumer, or only on request"),
+    ] = "round-robin"
+    ack_timeout: Annotated[float, _is("seconds until a message is delivered again", gt=0)] = 30.0
+    max_deliveries: Annotated[int, _is("before a message is a dead letter", ge=1)] = 5
+    dedup_window: Annotated[
+        float, _is("seconds in which a producer's message id is taken once", ge=0)
+    ] = 120.0
+    max_messages: Annotated[int, _is("beyond which it is full; 0: no limit", ge=0)] = 1_000_000
+    max_bytes: Annotated[int, _is("of payloads, likewise", ge=0)] = 1 << 30
+    keep_expired: Annotated[bool, _is("messages past their ttl become dead letters")] = False
 
 
 class TlsSettings(_Table, frozen=True, kw_only=True):
     """Files in PEM format, found from the folder of the configuration file."""
 
-    cert: str
-    key: str
-    client_ca: str = ""
-    require_client_cert: bool = False
+    cert: Annotated[str, _is("the broker's certificate")]
+    key: Annotated[str, _is("its key, without a password")]
+    client_ca: Annotated[str, _is("who signs the certificates of clients; none: not asked for")] = (
+        ""
+    )
+    require_client_cert: Annotated[bool, _is("refuse clients without one")] = False
 
     def __post_init__(self) -> None:
         if self.require_client_cert and not self.client_ca:
@@ -115,15 +138,18 @@ class TlsSettings(_Table, frozen=True, kw_only=True):
 
 
 class TokenSettings(_Table, frozen=True, kw_only=True):
-    """A token, by its hash, and the filters that its holder may use."""
+    """A token, by its hash (`wirelake token` makes one), and what its holder may do."""
 
-    name: Name
-    hash: Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
-    publish: Filters = ()
-    subscribe: Filters = ()
-    serve: Filters = ()
-    store: Filters = ()
-    admin: bool = False
+    name: Annotated[
+        str,
+        _is("whose it is; also the name in a certificate", pattern=r"^[^\x00-\x1f\x7f]{1,64}$"),
+    ]
+    hash: Annotated[str, _is("of the token", pattern="^sha256:[0-9a-f]{64}$")]
+    publish: Annotated[Filters, _is("filters of addresses to publish and send requests to")] = ()
+    subscribe: Annotated[Filters, _is("to subscribe to, and of queues to consume")] = ()
+    serve: Annotated[Filters, _is("to answer requests for")] = ()
+    store: Annotated[Filters, _is("of keys in the data store")] = ()
+    admin: Annotated[bool, _is("may do what operators do")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +208,18 @@ class Listener:
 class Settings(_Table, frozen=True, kw_only=True):
     """Everything that can be set."""
 
-    listen: tuple[str, ...] = tuple(
-        f"{family}://{DEFAULT_HOST}:{port}" for family, port in DEFAULT_PORTS.items()
+    listen: Annotated[tuple[str, ...], _is("URLs: a family, then a host and a port or a path")] = (
+        tuple(f"{family}://{DEFAULT_HOST}:{port}" for family, port in DEFAULT_PORTS.items())
     )
-    insecure: bool = False
-    data: str = "data"
-    http: str = f"{DEFAULT_HOST}:{HTTP_PORT}"
-    handshake_timeout: Seconds = 30.0
-    request_timeout: Seconds = 30.0
+    insecure: Annotated[bool, _is("let other machines connect although there are no tokens")] = (
+        False
+    )
+    data: Annotated[str, _is("the folder of what must survive")] = "data"
+    http: Annotated[str, _is("where HTTP listens; empty: nowhere")] = f"{DEFAULT_HOST}:{HTTP_PORT}"
+    handshake_timeout: Annotated[
+        float, _is("seconds of silence inside a handshake or a frame", gt=0)
+    ] = 30.0
+    request_timeout: Annotated[float, _is("seconds that a reply may take", gt=0)] = 30.0
     limits: LimitSettings = LimitSettings()
     flow: FlowSettings = FlowSettings()
     mfp: MfpSettings = MfpSettings()

@@ -108,3 +108,33 @@ def test_a_publisher_that_leaves_is_waited_for_no_more() -> None:
     assert stopped.is_open  # nobody has waited for it
     stopped.session.lost("gone")
     assert not desk.node.sessions.keys() & {publisher.session, stopped.session}
+
+
+def test_two_slow_consumers_together_cost_a_publisher_little_more_than_one() -> None:
+    desk, publisher, stopped, _ = desk_with()
+    slow = desk.client("kobold-3", "slow")
+    slow.subscribe("a")
+    slow.reads = False
+    fill(publisher)
+    desk.pass_time(1)
+    slow.drain()  # it reads, now and then
+    desk.node.flow.drained(slow.session, desk.now)
+    desk.pass_time(1.5)
+    assert (stopped.is_open, slow.is_open, publisher.paused) == (False, True, False)
+    fill(publisher)
+    desk.pass_time(0.25)
+    assert not slow.is_open
+    assert not publisher.paused
+
+
+def test_one_that_is_full_for_a_moment_does_not_suffer_for_a_slow_one() -> None:
+    desk, publisher, stopped, reading = desk_with()
+    fill(publisher)
+    desk.pass_time(2.5)
+    assert not stopped.is_open
+    reading.reads = False
+    fill(publisher)
+    desk.pass_time(0.25)
+    reading.drain()
+    desk.node.flow.drained(reading.session, desk.now)
+    assert reading.is_open

@@ -110,6 +110,7 @@ class Node:
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
         self.unsettled: dict[KoboldSession, float] = {}
+        self.now = 0.0  # the latest time that anybody told
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
         self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
         self._latest = max((one.last_time for one in engine.positions()), default=0)
@@ -220,11 +221,11 @@ class Node:
             self._topics.remove(filter, session)
             self.forget_routes(filter)
         session.filters.clear()
-        self.services.left(session, session.last_heard)
+        self.services.left(session, self.now)
         self.store.left(session)
-        self.streams.left(session, session.last_heard)
-        self.queues.left(session, session.last_heard)
-        self.flow.left(session)
+        self.streams.left(session, self.now)
+        self.queues.left(session, self.now)
+        self.flow.left(session, self.now)
         self.capture.left(session)
         self.counters["disconnects"] += 1
 
@@ -562,6 +563,7 @@ class Node:
 
         `epoch` is what makes seconds since 1970 of the broker's time, as the clock has it now.
         """
+        self.now = now
         if epoch is not None:
             self.epoch = epoch
         self.services.tick(now)

@@ -80,6 +80,7 @@ class Session(ABC):
         self.closed = False
         self.last_heard = now
         self.waits_for: set[object] = set()  # subscribers, or the disk
+        node.now = now
         self.number = node.joined(self)
 
     def __repr__(self) -> str:
@@ -91,7 +92,7 @@ class Session(ABC):
         """Take what can be taken of these bytes; return how many."""
         table = self.node.table
         at = 0
-        self.last_heard = now
+        self.last_heard = self.node.now = now
         try:
             while not self.closed:
                 used = self.scanner.scan(data[at:], table)

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 
 import wirelake
-from wirelake.cli import inspect, messages, serve, token
+from wirelake.cli import (
+    bench,
+    chat,
+    config,
+    inspect,
+    kv,
+    lake,
+    messages,
+    queue,
+    serve,
+    stream,
+    token,
+)
 from wirelake.wire import COMPILED
 
 app = typer.Typer(
@@ -18,12 +30,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("config")(config.config)
 app.command("token")(token.token)
 app.command("pub")(messages.pub)
 app.command("sub")(messages.sub)
 app.command("request")(messages.request)
 app.command("reply")(messages.reply)
 app.command("inspect")(inspect.inspect)
+app.command("bench")(bench.bench)
+app.add_typer(queue.app, name="queue")
+app.add_typer(kv.app, name="kv")
+app.add_typer(stream.app, name="stream")
+app.add_typer(lake.app, name="lake")
+app.command("chat")(chat.chat)
 
 
 def _version(wanted: bool) -> None:

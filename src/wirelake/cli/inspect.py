@@ -9,11 +9,9 @@ from io import BufferedReader
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from wirelake.cli.show import as_object, details, preview, printable
+from wirelake.cli.show import as_object, details, plain_table, preview, printable, wide_console
 from wirelake.errors import ProtocolError
 from wirelake.message import Message
 from wirelake.wire import DIALECTS, Dialect, Feed, FrameTable
@@ -87,10 +85,9 @@ def _lines(source: BufferedReader, dialect: str | None) -> None:
 
 
 def _tables(source: BufferedReader, dialect: str | None) -> None:
-    # A file or a pipe has no width of its own: wide enough that lines stay whole.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = wide_console()
     for batch in _batches(source, dialect):
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        table = plain_table()
         table.add_column("offset", justify="right")
         table.add_column("op", style="cyan")
         table.add_column("address", style="green", overflow="fold")

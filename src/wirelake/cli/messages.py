@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
-import sys
-from collections.abc import Coroutine, Iterator
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, NoReturn
 
 import typer
 from rich.progress import track
 
 import wirelake
-from wirelake.cli.show import as_object, printable
+from wirelake.cli.show import write_message
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
 from wirelake.message import Message
 
@@ -23,6 +22,7 @@ from wirelake.message import Message
 FAILED, USAGE, TIMED_OUT, INTERRUPTED = 1, 2, 4, 130
 
 BATCH = 1000
+READ_AHEAD = 16
 PROGRESS_FROM = 20_000
 
 Url = Annotated[
@@ -32,13 +32,14 @@ Url = Annotated[
     ),
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS")]
-Payload = Annotated[str | None, typer.Argument(metavar="[PAYLOAD]")]
+Payload = Annotated[str | None, typer.Argument(metavar="PAYLOAD")]
 File = Annotated[Path | None, typer.Option(help="Take the payload from a file; - is stdin.")]
 ClientId = Annotated[str, typer.Option(help="The id of this client.")]
 Token = Annotated[str, typer.Option(envvar="WIRELAKE_TOKEN", help="The token to show.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Count = Annotated[int, typer.Option(min=0, help="Stop after so many messages; 0 never does.")]
 Timeout = Annotated[float, typer.Option(min=0, help="Stop after so many seconds; 0 never does.")]
+Patience = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer.")]
 Headers = Annotated[list[str] | None, typer.Option("--header", help="KEY=VALUE; may be repeated.")]
 
 
@@ -68,25 +69,25 @@ def pub(
 
         tail -f app.log | wirelake pub boson-text://localhost logs/app --lines
     """
-    headers = _headers(header)
-    source = _payloads(payload, file, lines=lines)
+    headers = header_pairs(header)
+    source = payloads(payload, file, lines=lines)
 
     async def work() -> None:
         async with wirelake.connect(url, client_id=client_id, token=token) as client:
             if ack or headers or priority or ttl:
-                for body in source:
+                async for body in as_they_come(source):
                     for _ in range(count):
                         await client.publish(
                             address, body, ack=ack, headers=headers, priority=priority, ttl=ttl
                         )
                 return
-            for body in source:
+            async for body in as_they_come(source):
                 left = range(0, count, BATCH)
                 shown = track(left, "publishing") if count >= PROGRESS_FROM else left
                 for done in shown:
                     await client.publish_many([(address, body)] * min(BATCH, count - done))
 
-    _run(work())
+    run(work())
 
 
 def sub(
@@ -129,7 +130,7 @@ def sub(
                     task.cancel()
                 await asyncio.gather(*tasks, stop, return_exceptions=True)
 
-    _run(work())
+    run(work())
 
 
 def request(
@@ -137,7 +138,7 @@ def request(
     address: Address,
     payload: Payload = None,
     file: File = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait.")] = 30.0,
+    timeout: Patience = 30.0,
     as_json: AsJson = False,
     client_id: ClientId = "",
     token: Token = "",
@@ -148,14 +149,14 @@ def request(
 
         wirelake request kobold-3://localhost time "what time is it?" --timeout 5
     """
-    (body,) = _payloads(payload, file, lines=False)
+    (body,) = payloads(payload, file, lines=False)
 
     async def work() -> None:
         async with wirelake.connect(url, client_id=client_id, token=token) as client:
             reply = await client.request(address, body, timeout=timeout)
-            _show(reply, as_json=as_json, raw=True)
+            write_message(reply, as_json=as_json, raw=True)
 
-    _run(work())
+    run(work())
 
 
 def reply(
@@ -211,7 +212,7 @@ def reply(
                 if count:
                     raise
 
-    _run(work())
+    run(work())
 
 
 async def _collect(client: Any, one: str, inbox: asyncio.Queue[Message]) -> None:
@@ -225,24 +226,12 @@ async def _show_some(
 ) -> None:
     shown = 0
     while not count or shown < count:
-        _show(await inbox.get(), as_json=as_json, raw=raw)
+        write_message(await inbox.get(), as_json=as_json, raw=raw)
         shown += 1
 
 
-def _show(message: Message, *, as_json: bool, raw: bool) -> None:
-    """One message, on standard output."""
-    if as_json:
-        sys.stdout.write(json.dumps(as_object(message), ensure_ascii=False) + "\n")
-    elif raw:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(message.payload + b"\n")
-    else:
-        body = printable(message.payload.decode(errors="backslashreplace"))
-        sys.stdout.write(f"{printable(message.address)}  {body}\n")
-    sys.stdout.flush()
-
-
-def _headers(pairs: list[str] | None) -> dict[str, str] | None:
+def header_pairs(pairs: list[str] | None) -> dict[str, str] | None:
+    """The headers that `--header` gives."""
     headers = {}
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
@@ -252,28 +241,68 @@ def _headers(pairs: list[str] | None) -> dict[str, str] | None:
     return headers or None
 
 
-def _payloads(payload: str | None, file: Path | None, *, lines: bool) -> Iterator[bytes]:
+def payloads(payload: str | None, file: Path | None, *, lines: bool) -> Iterator[bytes]:
     """What to send: the argument, a file, or standard input; whole, or line by line."""
     if payload is not None and file is not None:
         raise typer.BadParameter("a payload comes from the argument or from --file, not from both")
     if payload is not None:
         return iter(payload.encode().split(b"\n") if lines else [payload.encode()])
-    source: Any = sys.stdin.buffer if file in (None, Path("-")) else _open(file)
+    source = open_input(file)
     if lines:
-        return (line.rstrip(b"\r\n") for line in source)
-    return iter([source.read()])
+        return _lines(source)
+    with source:
+        return iter([source.read()])
 
 
-def _open(file: Path | None) -> Any:
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    with source:
+        for line in source:
+            yield line.rstrip(b"\r\n")
+
+
+def open_input(file: Path | None) -> BinaryIO:
+    """A file to read, or standard input."""
+    if file in (None, Path("-")):
+        # Not sys.stdin: a thread that waits for it would be waited for at the end.
+        return open(0, "rb", closefd=False)
     assert file is not None
     try:
         return file.open("rb")
     except OSError as error:
-        typer.echo(f"wirelake: {file}: {error.strerror}", err=True)
-        raise typer.Exit(FAILED) from None
+        fail(f"{file}: {error.strerror}")
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+async def as_they_come(source: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """What an input gives, read by a thread, so that the connection lives on while it waits."""
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes | OSError | None] = asyncio.Queue()
+    room = threading.Semaphore(READ_AHEAD)
+
+    def read() -> None:
+        with suppress(RuntimeError):  # nobody waits for it any more
+            try:
+                for item in source:
+                    room.acquire()
+                    loop.call_soon_threadsafe(arrived.put_nowait, item)
+                loop.call_soon_threadsafe(arrived.put_nowait, None)
+            except OSError as error:
+                loop.call_soon_threadsafe(arrived.put_nowait, error)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (item := await arrived.get()) is not None:
+        if isinstance(item, OSError):
+            fail(item.strerror or str(item))
+        room.release()
+        yield item
+
+
+def fail(reason: str, code: int = FAILED) -> NoReturn:
+    """Say why in one line, and end with an exit code."""
+    typer.echo(f"wirelake: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
     """Do it; an error is one line and an exit code."""
     try:
         with suppress(BrokenPipeError):
@@ -281,10 +310,8 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except TimeoutError:
-        typer.echo("wirelake: time is up", err=True)
-        raise typer.Exit(TIMED_OUT) from None
+        fail("time is up", TIMED_OUT)
     except WirelakeError as error:
-        typer.echo(f"wirelake: {error}", err=True)
         if isinstance(error, RefusedError) and error.code == "timeout":
-            raise typer.Exit(TIMED_OUT) from None
-        raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
+            fail(str(error), TIMED_OUT)
+        fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)

@@ -1,9 +1,14 @@
-"""Messages as people and programs see them on the command line."""
+"""Messages and tables as people and programs see them on the command line."""
 
 from __future__ import annotations
 
 import base64
+import json
+import sys
 from codecs import getincrementaldecoder
+
+from rich.console import Console
+from rich.table import Table
 
 from wirelake.message import Flag, Message
 
@@ -26,6 +31,46 @@ def as_object(message: Message) -> dict[str, object]:
         "headers": _visible_headers(message),
         "payload": base64.b64encode(message.payload).decode(),
     }
+
+
+def write_object(shown: dict[str, object]) -> None:
+    """A line for programs, on standard output."""
+    sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def write_payload(payload: bytes) -> None:
+    """A payload as it is and the end of a line, on standard output."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(payload + b"\n")
+    sys.stdout.flush()
+
+
+def write_message(message: Message, *, as_json: bool, raw: bool, **more: object) -> None:
+    """One message, on standard output; for programs with what else there is to say."""
+    if as_json:
+        write_object(as_object(message) | more)
+    elif raw:
+        write_payload(message.payload)
+    else:
+        write_line(message.address, as_text(message.payload))
+
+
+def write_line(*words: str) -> None:
+    """A line for people, on standard output."""
+    sys.stdout.write("  ".join(map(printable, words)) + "\n")
+    sys.stdout.flush()
+
+
+def wide_console(*, stderr: bool = False) -> Console:
+    """Where tables go; a file or a pipe has no width of its own: lines stay whole there."""
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=200)
+
+
+def plain_table() -> Table:
+    """A table without lines."""
+    return Table(box=None, pad_edge=False, header_style="bold")
 
 
 def _visible_headers(message: Message) -> dict[str, str]:
@@ -57,6 +102,11 @@ def preview(payload: bytes) -> str:
         return printable(decode(head, final=len(payload) <= PREVIEW))
     except UnicodeDecodeError:
         return head.hex(" ")
+
+
+def as_text(payload: bytes) -> str:
+    """A payload as text, whatever it is."""
+    return payload.decode(errors="backslashreplace")
 
 
 def printable(text: str) -> str:

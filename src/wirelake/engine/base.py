@@ -80,8 +80,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """Rows [base, base + count) of a partition, as they are stored.
+    """Rows of a partition with offsets in [base, base + count), as they are stored.
 
+    Retention may have left holes: the rows' own offsets tell which are there.
     `ipc` is what stands between the schema and the end of an Arrow stream: the dictionaries of the
     batch, then the batch. After `wirelake.engine.batch.PREAMBLE`, batches can be sent one after the
     other.

@@ -253,8 +253,9 @@ class BosonTextScanner(Scanner):
             i = self._options(p, i, end)
             if i == 0:
                 return 0
-        if self.state != _OUTSIDE and self.mode != _LAST and self.mode != self.group_mode:
-            raise self.error(at, "inside a sequence a frame has the first one's m or mm, or 0")
+        if self.state != _OUTSIDE and self.mode != _LAST:
+            if self.mode == _NONE or self.mode > self.group_mode:
+                raise self.error(at, "inside a sequence a frame has m, or mm as the first, or 0")
         self.name_at = i
         if i < end and p[i] == _DOLLAR:
             limit += _PREFIX

@@ -1,0 +1,128 @@
+"""`wirelake config`: every setting there is, with its default, as a file to start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from msgspec import NODEFAULT, inspect
+
+from wirelake.config import QueueEntry, RetentionSettings, Settings, TlsSettings, TokenSettings
+
+#: Tables that are not there unless somebody writes them, with what to write where there is no
+#: default.
+OPTIONAL: dict[str, type[msgspec.Struct]] = {
+    "[capture.retention]": RetentionSettings,
+    "[queues]": QueueEntry,
+    "tls": TlsSettings,
+    "[tokens]": TokenSettings,
+}
+EXAMPLES = {
+    "name": "orders",
+    "cert": "server.pem",
+    "key": "server.key",
+    "hash": "sha256:…",
+    "age": 604800.0,
+    "bytes": 10 << 30,
+}
+
+HEADING = """\
+# Configuration
+
+Settings stand in a TOML file, given to `wirelake serve --config FILE`. Every one has a default; a
+name that is not known is an error. SIGHUP makes a running broker read the file again: tokens,
+limits, flow and certificates change at once, listeners and the data directory with a restart.
+
+This page is written by `wirelake config --markdown`; `wirelake config` prints a file to start from.
+"""
+
+
+def config(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="As the page of the documentation.")
+    ] = False,
+) -> None:
+    """Print every setting with its default and what it means.
+
+    Examples:
+
+        wirelake config > wirelake.toml
+
+        wirelake serve --config wirelake.toml
+    """
+    typer.echo(as_markdown() if markdown else as_toml(), nl=False)
+
+
+def as_toml() -> str:
+    """A file with every setting, in comments where it says what is so anyway."""
+    lines = []
+    for name, table in _tables():
+        lines += ["", f"# {_sentence(table)}", f"# [{name}]" if name in OPTIONAL else f"[{name}]"]
+        if not name:
+            lines = ["# Everything is optional: what stands here is what is so anyway."]
+        for field, meaning, value in _fields(table):
+            lines.append(f"# {field} = {_toml(value)}  # {meaning}")
+    return "\n".join(lines) + "\n"
+
+
+def as_markdown() -> str:
+    """The page of the documentation."""
+    lines = [HEADING]
+    for name, table in _tables():
+        lines.append(f"## `[{name}]`\n\n{_sentence(table)}\n" if name else "## At the top\n")
+        lines += ["| setting | default | meaning |", "|---|---|---|"]
+        for field, meaning, value in _fields(table, examples=False):
+            default = "" if value is None else f"`{_toml(value)}`"
+            lines.append(f"| `{field}` | {default} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _tables() -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """Every table of the file by its name, the top first."""
+    yield "", Settings
+    for field in msgspec.structs.fields(Settings):
+        if isinstance(field.default, msgspec.Struct):
+            yield field.name, type(field.default)
+    yield from OPTIONAL.items()
+
+
+def _fields(
+    table: type[msgspec.Struct], *, examples: bool = True
+) -> Iterator[tuple[str, str, Any]]:
+    """The settings of a table that are no tables themselves: name, meaning, default or example."""
+    described = inspect.type_info(table)
+    assert isinstance(described, inspect.StructType)
+    for field in described.fields:
+        meaning = _meaning(field.type)
+        value = field.default
+        if value is NODEFAULT:
+            value = field.default_factory() if field.default_factory is not NODEFAULT else None
+        if isinstance(value, msgspec.Struct) or not meaning:
+            continue
+        if value is None and examples:
+            value = EXAMPLES[field.name]
+        yield field.name, meaning, value
+
+
+def _meaning(kind: inspect.Type) -> str:
+    """What a setting's type says of it, also where it may be absent."""
+    for one in [kind, *(kind.types if isinstance(kind, inspect.UnionType) else [])]:
+        extra = one.extra_json_schema if isinstance(one, inspect.Metadata) else None
+        if extra and "description" in extra:
+            return str(extra["description"])
+    return ""
+
+
+def _sentence(table: type[msgspec.Struct]) -> str:
+    return (table.__doc__ or "").strip()
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML has it, which is JSON for all that occurs here but tables."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,208 @@
+"""`wirelake queue put`, `get` and `ls`: messages that are kept until somebody has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+import wirelake
+from wirelake.cli.messages import (
+    TIMED_OUT,
+    AsJson,
+    ClientId,
+    File,
+    Headers,
+    Patience,
+    Payload,
+    Timeout,
+    Token,
+    Url,
+    as_they_come,
+    fail,
+    header_pairs,
+    payloads,
+    run,
+)
+from wirelake.cli.show import plain_table, printable, wide_console, write_message, write_object
+from wirelake.client import Delivery
+from wirelake.client.dialects import require
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
+
+app = typer.Typer(help="Messages that are kept until somebody has them.", no_args_is_help=True)
+
+
+@app.command()
+def put(
+    url: Url,
+    queue: Queue,
+    payload: Payload = None,
+    file: File = None,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Every line of the input is a message.")
+    ] = False,
+    delay: Annotated[int, typer.Option(min=0, help="In ms, before anybody gets it.")] = 0,
+    priority: Annotated[int, typer.Option(min=0, max=1, help="1 goes before 0.")] = 0,
+    ttl: Annotated[int, typer.Option(min=0, help="In ms; hops in TMQ.")] = 0,
+    id: Annotated[str, typer.Option(help="The id of the message.")] = "",
+    header: Headers = None,
+    timeout: Patience = 30.0,
+    client_id: ClientId = "",
+    token: Token = "",
+) -> None:
+    """Put messages into a queue, which is made if need be, and wait until they are kept.
+
+    mfp and boson-text put into queues that are there; boson-text is not told that it is done.
+
+    Examples:
+
+        wirelake queue put kobold-3://localhost jobs "resize 17"
+
+        wirelake queue put tmq://localhost jobs --lines < jobs.txt
+
+        wirelake queue put kobold-3://localhost jobs "try again" --delay 60000 --header try=2
+    """
+    headers = header_pairs(header)
+    source = payloads(payload, file, lines=lines)
+
+    async def work() -> None:
+        async with wirelake.connect(
+            url, client_id=client_id, token=token, timeout=timeout
+        ) as client:
+            target = client.queue(queue)
+            async for body in as_they_come(source):
+                await target.put(
+                    body, id=id, headers=headers, priority=priority, ttl=ttl, delay=delay
+                )
+
+    run(work())
+
+
+@app.command()
+def get(
+    url: Url,
+    queue: Queue,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most so many messages: 1, with --follow any number."),
+    ] = None,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait for them, where there are none.")
+    ] = 0.0,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on as messages come.")] = False,
+    no_ack: Annotated[
+        bool, typer.Option("--no-ack", help="Only look: they go back when this ends.")
+    ] = False,
+    nack: Annotated[
+        bool, typer.Option("--nack", help="Refuse them: they go to the dead letters.")
+    ] = False,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Give them back at once, as tried and failed.")
+    ] = False,
+    as_json: AsJson = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Just the payloads, each on a line.")] = False,
+    timeout: Timeout = 0,
+    client_id: ClientId = "",
+    token: Token = "",
+) -> None:
+    """Take messages out of a queue, and show them.
+
+    A message is acknowledged when it has been shown. When there was none, the exit code is 4; so
+    it is when `--timeout` comes before `--count` messages have, with `--follow`.
+
+    Examples:
+
+        wirelake queue get kobold-3://localhost jobs --wait 10
+
+        wirelake queue get kobold-3://localhost jobs --count 100 --json --no-ack
+
+        wirelake queue get mfp://localhost jobs --follow --raw
+    """
+    if no_ack + nack + requeue > 1:
+        raise typer.BadParameter("only one of --no-ack, --nack and --requeue can be done")
+    if follow and wait:
+        raise typer.BadParameter("--follow waits anyway: --timeout ends it")
+
+    async def show(delivery: Delivery) -> None:
+        write_message(delivery.message, as_json=as_json, raw=raw, attempt=delivery.attempt)
+        if nack or requeue:
+            await delivery.nack(requeue=requeue)
+        elif not no_ack:
+            await delivery.ack()
+
+    async def work() -> None:
+        shown = 0
+        try:
+            async with (
+                asyncio.timeout(timeout or None),
+                wirelake.connect(url, client_id=client_id, token=token) as client,
+            ):
+                # Before anything is taken: where handing over acknowledges, it would be lost.
+                if no_ack or nack or requeue:
+                    require(client.dialect, "nack")
+                if nack:
+                    require(client.dialect, "nack without requeue")
+                source = client.queue(queue)
+                if follow:
+                    async with source.consume() as deliveries:
+                        async for delivery in deliveries:
+                            await show(delivery)
+                            shown += 1
+                            if shown == count:
+                                return
+                    return
+                for delivery in await source.get(count or 1, wait=wait):
+                    await show(delivery)
+                    shown += 1
+        except TimeoutError:
+            if count or not follow:
+                raise
+            return
+        if not shown:
+            fail(f"{queue} has no message to give", TIMED_OUT)
+
+    run(work())
+
+
+@app.command("ls")
+def list_queues(
+    url: Url,
+    as_json: AsJson = False,
+    timeout: Patience = 30.0,
+    client_id: ClientId = "",
+    token: Token = "",
+) -> None:
+    """Show the queues, and how many messages are in each: ready to be taken, or held by somebody.
+
+    Examples:
+
+        wirelake queue ls kobold-3://localhost
+
+        wirelake queue ls tmq://localhost --json | jq .messages
+    """
+
+    async def work() -> None:
+        async with wirelake.connect(
+            url, client_id=client_id, token=token, timeout=timeout
+        ) as client:
+            queues = await client.queues()
+        if as_json:
+            for queue in queues:
+                write_object(queue)
+            return
+        table = plain_table()
+        table.add_column("queue", style="green", overflow="fold")
+        table.add_column("mode")
+        columns = ("messages", "ready", "held", "consumers")
+        for name in columns:
+            table.add_column(name, justify="right")
+        for queue in queues:
+            figures = [str(queue.get(name, "")) for name in columns]
+            mode = printable(str(queue.get("mode", "")))
+            table.add_row(escape(printable(str(queue["name"]))), escape(mode), *figures)
+        wide_console().print(table)
+
+    run(work())

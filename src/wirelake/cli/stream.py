@@ -1,0 +1,232 @@
+"""`wirelake stream send` and `recv`: bytes from one client to another, as fast as it reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+import wirelake
+from wirelake.cli.messages import (
+    FAILED,
+    AsJson,
+    ClientId,
+    Timeout,
+    Token,
+    Url,
+    as_they_come,
+    fail,
+    open_input,
+    run,
+)
+from wirelake.cli.show import as_text, printable, write_object
+from wirelake.client import Stream
+from wirelake.errors import RefusedError
+
+BLOCK = 256 << 10
+#: A reader may rest for as long as it likes, and meanwhile the broker does not answer the writer.
+ANY_TIME = 1e9
+
+app = typer.Typer(help="Bytes from one client to another.", no_args_is_help=True)
+
+
+@app.command()
+def send(
+    url: Url,
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The id of who is to get it.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="What to send; - is stdin.")
+    ] = None,
+    info: Annotated[str, typer.Option(help="A text for the other side, about the stream.")] = "",
+    as_json: AsJson = False,
+    timeout: Timeout = 0,
+    client_id: ClientId = "",
+    token: Token = "",
+) -> None:
+    """Send a file, or standard input, to a client that waits for it.
+
+    The exit code is 0 when the broker has passed on everything. It goes as fast as the other side
+    reads; nothing is kept in between.
+
+    Examples:
+
+        wirelake stream send kobold-2://localhost backup disk.img
+
+        tar c photos | wirelake stream send kobold-3://localhost backup --info photos.tar
+    """
+    source = open_input(file)
+
+    async def work() -> None:
+        async with (
+            asyncio.timeout(timeout or None),
+            wirelake.connect(
+                url, client_id=client_id, token=token, keepalive=ANY_TIME, reconnect=False
+            ) as sender,
+        ):
+            with _progress(f"to {client}", _size(source)) as progress:
+                async with await sender.stream_to(client, info=info.encode()) as stream:
+                    async for block in as_they_come(_blocks(source)):
+                        await stream.write(block)
+                        progress(stream.sent)
+                # It answers when it has read all that came before.
+                await sender.ping(timeout=ANY_TIME)
+        if as_json:
+            write_object({"client": client, "bytes": stream.sent})
+
+    run(work())
+
+
+@app.command()
+def recv(
+    url: Url,
+    id: Annotated[str, typer.Option(help="The client id that others send to.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Where to put it; a folder, if there is --count. Without it, stdout."),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(min=0, help="So many streams, one after the other; 0 never stops."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a stream; needs --output.")
+    ] = False,
+    timeout: Timeout = 0,
+    token: Token = "",
+) -> None:
+    """Wait for a stream from another client, and write it to a file or standard output.
+
+    With `--count` every stream becomes a file in the folder `--output`, with a number and the id of
+    its sender as its name. The exit code is 1 when a stream ended before its sender was done; what
+    came of it is kept. It is 4 when `--timeout` comes first.
+
+    Examples:
+
+        wirelake stream recv kobold-2://localhost --id backup --output disk.img
+
+        wirelake stream recv kobold-3://localhost --id backup | tar x
+
+        wirelake stream recv boson-binary://localhost --id inbox --count 0 --output received
+    """
+    if as_json and output is None:
+        raise typer.BadParameter("standard output is for the stream, unless there is --output")
+
+    async def work() -> None:
+        done = torn = 0
+        async with (
+            asyncio.timeout(timeout or None),
+            wirelake.connect(url, client_id=id, token=token, reconnect=False) as receiver,
+            receiver.streams() as incoming,
+        ):
+            async for stream in incoming:
+                done += 1
+                place = output
+                if output is not None and count is not None:
+                    place = output / f"{done:04}-{_file_name(stream.source)}"
+                reason = await _receive(stream, place)
+                torn += reason is not None
+                if as_json:
+                    shown = {"source": stream.source, "info": as_text(stream.info)}
+                    result = {"bytes": stream.received, "file": str(place), "error": reason}
+                    write_object(shown | result)
+                if reason is not None:
+                    sender = printable(stream.source) or "a client without a name"
+                    typer.echo(f"wirelake: from {sender}: {reason}", err=True)
+                if done == (1 if count is None else count):
+                    break
+        if torn:
+            raise typer.Exit(FAILED)
+
+    run(work())
+
+
+async def _receive(stream: Stream, place: Path | None) -> str | None:
+    """Write a stream to its place; why it is not complete, if it is not."""
+    received = 0
+    async with stream:
+        with (
+            _open_output(place) as target,
+            _progress(f"from {printable(stream.source)}", None) as progress,
+        ):
+            try:
+                async for block in stream:
+                    target.write(block)
+                    target.flush()  # whoever reads it wants it now
+                    received += len(block)
+                    progress(received)
+            except RefusedError as error:
+                return str(error)
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                fail(f"{place or 'standard output'}: {error.strerror}")
+    return None
+
+
+@contextmanager
+def _open_output(place: Path | None) -> Iterator[BinaryIO]:
+    if place is None:
+        yield sys.stdout.buffer
+        return
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        file = place.open("wb")
+    except OSError as error:
+        fail(f"{place}: {error.strerror}")
+    with file:
+        yield file
+
+
+def _file_name(client: str) -> str:
+    """The id of a client, as a name that cannot lead out of a folder."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in client)
+    return name[:100] or "unnamed"
+
+
+def _blocks(source: BinaryIO) -> Iterator[bytes]:
+    """What comes, as it comes."""
+    read = getattr(source, "read1", source.read)
+    with source:
+        while block := read(BLOCK):
+            yield block
+
+
+def _size(source: BinaryIO) -> int | None:
+    """How much there is to send, where that is known."""
+    if not source.seekable():
+        return None
+    here = source.tell()
+    size = source.seek(0, 2) - here
+    source.seek(here)
+    return size or None  # a device has none
+
+
+@contextmanager
+def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar with the rate, on standard error, if that is a terminal; tell it the bytes so far."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    ) as progress:
+        bar = progress.add_task(label, total=total)
+        yield lambda done: progress.update(bar, completed=done)

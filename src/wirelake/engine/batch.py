@@ -1,0 +1,868 @@
+"""Rows of frame tables to batches of the log, without a Python object per message.
+
+`Rows` takes what comes in and sorts it by partition: every partition has a batch under
+construction, columns that grow. A column is *sparse*: a row without a value does not touch it, so
+what no row has costs nothing, neither time here nor memory.
+
+A batch is stored in the log's schema, with the columns that repeat as dictionaries of the batch's
+own: address, op, dialect and source. An address is looked up once, in one table for all partitions,
+which knows its partition and its index in the batch that is being built.
+
+What comes out is Arrow's stream format: dictionaries, then the batch. The metadata of such a
+message has a constant layout, so only its numbers are written, and the columns follow as they are,
+in place: a batch of one message takes microseconds, a large one is never copied.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from array import array
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import cython
+import pyarrow as pa
+
+from wirelake.message import OP_LABELS
+from wirelake.wire.arrow import SCHEMA
+
+if cython.compiled:
+    from cython.cimports.libc.string import memcmp
+    from cython.cimports.wirelake.wire.octets import Octets, same, uint32
+    from cython.cimports.wirelake.wire.table import FrameTable
+else:
+    from wirelake.wire.octets import Octets, same, uint32
+    from wirelake.wire.table import FrameTable
+
+Compression = Literal["none", "lz4", "zstd"]
+
+#: A batch ends with the row that reaches one of these, so that readers can skip what they need not.
+BATCH_BYTES = 4 << 20
+BATCH_ROWS = 1 << 16
+
+#: So many addresses are remembered, with so many bytes; then all are forgotten.
+KNOWN_ADDRESSES = 1 << 18
+KNOWN_BYTES = 16 << 20
+
+MAX_PARTITIONS = 1 << 15
+
+_DICTIONARIES = ("address", "op", "dialect", "source")
+
+#: The log's schema as it is stored.
+STORED = pa.schema(
+    [
+        field.with_type(pa.dictionary(pa.int32(), pa.string()))
+        if field.name in _DICTIONARIES
+        else field
+        for field in SCHEMA
+    ]
+)
+#: The end of an Arrow stream.
+END = b"\xff\xff\xff\xff\0\0\0\0"
+#: The beginning of an Arrow stream of stored batches.
+PREAMBLE: bytes = STORED.serialize().to_pybytes()
+
+# Literals of more than 31 bits would be Python objects when compiled.
+_BASIS = cython.declare(cython.longlong, 2166136261)
+_PRIME = cython.declare(cython.longlong, 16777619)
+_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
+
+_MAX_BYTES = cython.declare(cython.Py_ssize_t, BATCH_BYTES)
+_MAX_ROWS = cython.declare(cython.Py_ssize_t, BATCH_ROWS)
+#: What a row takes beside its text: numbers, indices and where its text begins.
+_ROW_BYTES = cython.declare(cython.Py_ssize_t, 65)
+
+_LABELS = "".join(OP_LABELS).encode()
+_LABEL_LEN = array("i", [len(label) for label in OP_LABELS])
+_LABEL_AT = array("i", [sum(_LABEL_LEN[:code]) for code in range(len(OP_LABELS))])
+_TOKEN = b"$token"
+
+_ZEROS = memoryview(bytes(8 * (BATCH_ROWS + 1)))
+#: Pieces of a batch below this size are put together; larger ones are not worth a copy.
+_SMALL = 4096
+
+
+class Batch(NamedTuple):
+    """Rows [base, base + count) of a partition; `pieces` together are its `LogBatch.ipc`."""
+
+    partition: int
+    base: int
+    count: int  # type: ignore[assignment]  # nobody misses tuple.count
+    first_time: int
+    last_time: int
+    pieces: list[bytes | memoryview]
+    addresses: list[bytes]
+
+    @property
+    def ipc(self) -> bytes:
+        """The batch in one piece."""
+        return b"".join(self.pieces)
+
+
+class Taken:
+    """What was taken from `Rows`, in order within each partition."""
+
+    def __init__(self, columns: list[Any], size: int) -> None:
+        self._columns = columns
+        self.size = size
+
+    def batches(self, compression: Compression = "none") -> list[Batch]:
+        """The rows as batches to be stored; they share their memory with this."""
+        codec = None if compression == "none" else pa.Codec(compression)
+        return [columns.finish(codec) for columns in self._columns]
+
+
+@cython.final
+@cython.cclass
+class Rows:
+    """Rows of the log that came in and were not taken yet, by partition.
+
+    `append` and `take` may be called from different threads.
+    """
+
+    #: The bytes that were ever appended.
+    appended = cython.declare(cython.longlong, visibility="readonly")
+    _taken: cython.longlong
+    _partitions: cython.Py_ssize_t
+    _next: list[int]
+    _open: list[Any]
+    _full: list[Any]
+    _lock: Any
+    _calls: cython.longlong
+    _serial: cython.longlong
+    _addresses: _Names
+    _partition_of: cython.int[::1]
+    _serial_of: cython.longlong[::1]
+    _index_of: cython.int[::1]
+
+    def __init__(
+        self, partitions: int, offsets: Sequence[int] | None = None, *, seed: int = 0
+    ) -> None:
+        """`offsets`: the next one of each partition; `seed` makes hashes hard to foresee."""
+        if not 0 < partitions <= MAX_PARTITIONS:
+            raise ValueError(f"a log has 1 to {MAX_PARTITIONS} partitions")
+        self.appended = 0
+        self._taken = 0
+        self._partitions = partitions
+        self._next = list(offsets or [0] * partitions)
+        self._open = [None] * partitions
+        self._full = []
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._serial = 0
+        self._addresses = _Names(seed)
+        self._partition_of = array("i")
+        self._serial_of = array("q")
+        self._index_of = array("i")
+
+    @property
+    def size(self) -> int:
+        """The bytes that are here."""
+        return int(self.appended - self._taken)
+
+    def append(
+        self, table: FrameTable, rows: Sequence[int] | None, timestamp: int, source: bytes
+    ) -> None:
+        """Copy rows of a table (all, or these), received at `timestamp` (µs) from `source`.
+
+        A row's own source counts where `source` is empty.
+        """
+        chosen: cython.const[cython.int][::1] = array("i")
+        n: cython.Py_ssize_t = table.count
+        k: cython.Py_ssize_t
+        if rows is not None:
+            chosen = rows if isinstance(rows, (array, memoryview)) else array("i", rows)
+            n = len(chosen)
+            for k in range(n):
+                if not 0 <= chosen[k] < table.count:
+                    raise IndexError(f"row {chosen[k]} of {table.count}")
+        table.read_headers()
+        with self._lock:
+            self._append(table, rows is None, chosen, n, timestamp, source)
+
+    @cython.cfunc
+    def _append(
+        self,
+        table: FrameTable,
+        every: cython.bint,
+        chosen: cython.const[cython.int][::1],
+        n: cython.Py_ssize_t,
+        timestamp: cython.longlong,
+        source: bytes,
+    ) -> cython.int:
+        k: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        last_at: cython.Py_ssize_t = 0
+        last_size: cython.Py_ssize_t = -1
+        index: cython.Py_ssize_t = -1
+        known: cython.Py_ssize_t = 0
+        p: cython.p_const_uchar
+        q: cython.p_const_uchar = table.side.data
+        columns: _Columns
+        dialect = table.dialect.encode()
+        self._calls += 1
+        for k in range(n):
+            row = k if every else chosen[k]
+            at = table.address_at[row]
+            size = table.address_len[row]
+            p = table.address_p
+            if at < 0:
+                p = table.side.data
+                at = -1 - at
+            if size != last_size or not _equal(p, at, q, last_at, size):
+                q, last_at, last_size = p, at, size
+                known = self._know(p, at, size)
+                columns = self._columns(self._partition_of[known])
+                index = -1
+            if columns.weight >= _MAX_BYTES or columns.rows >= _MAX_ROWS:
+                self._close(columns)
+                columns = self._columns(self._partition_of[known])
+                index = -1
+            if index < 0:
+                if columns.call != self._calls:
+                    columns.call = self._calls
+                    columns.begin(dialect, source)
+                if self._serial_of[known] != columns.serial:
+                    self._serial_of[known] = columns.serial
+                    self._index_of[known] = columns.addresses.places.rows
+                    columns.addresses.put(columns.addresses.places.rows, p, at, size)
+                index = self._index_of[known]
+            self.appended += columns.put(table, row, index, timestamp)
+        return 0
+
+    @cython.cfunc
+    def _know(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
+        """The number of an address; what is to be known of a new one is worked out."""
+        names: _Names = self._addresses
+        before: cython.Py_ssize_t = names.text.places.rows
+        if before >= KNOWN_ADDRESSES or names.text.data.size >= KNOWN_BYTES:
+            # An address may stand only once in the dictionary of a batch.
+            for columns in self._open:
+                if columns is not None:
+                    self._close(columns)
+            self._addresses = names = _Names(names.seed)
+            before = 0
+        known: cython.Py_ssize_t = names.find(p, at, n)
+        if known == before:
+            if known >= len(self._partition_of):
+                self._partition_of = _wider(self._partition_of, "i")
+                self._serial_of = _wider(self._serial_of, "q")
+                self._index_of = _wider(self._index_of, "i")
+            self._partition_of[known] = zlib.crc32(bytes(p[at : at + n])) % self._partitions
+            self._serial_of[known] = 0
+        return known
+
+    @cython.cfunc
+    def _columns(self, partition: cython.Py_ssize_t) -> _Columns:
+        """The batch of a partition that is being built."""
+        columns = self._open[partition]
+        if columns is None:
+            self._serial += 1
+            columns = _Columns(partition, self._next[partition], self._serial)
+            self._open[partition] = columns
+        return columns  # type: ignore[no-any-return]  # the list is one of C objects
+
+    @cython.cfunc
+    def _close(self, columns: _Columns) -> cython.int:
+        self._full.append(columns)
+        self._next[columns.partition] = columns.base + columns.rows
+        self._open[columns.partition] = None
+        return 0
+
+    def take(self) -> Taken:
+        """All that is here, handed over; what comes next begins new batches."""
+        with self._lock:
+            for columns in self._open:
+                if columns is not None:
+                    self._close(columns)
+            taken = Taken(self._full, int(self.appended - self._taken))
+            self._full = []
+            self._taken = self.appended
+            return taken
+
+
+@cython.final
+@cython.cclass
+class _Columns:
+    """A batch of one partition under construction."""
+
+    partition = cython.declare(cython.int, visibility="readonly")
+    base = cython.declare(cython.longlong, visibility="readonly")
+    rows = cython.declare(cython.Py_ssize_t, visibility="readonly")
+    serial: cython.longlong
+    call: cython.longlong
+    weight: cython.Py_ssize_t
+    first_time: cython.longlong
+    last_time: cython.longlong
+    addresses: _Text
+    ops: _Names
+    dialects: _Names
+    sources: _Names
+    last_op: cython.int
+    op_index: cython.int
+    dialect_index: cython.int
+    source_index: cython.int
+    address: _Numbers
+    op: _Numbers
+    dialect: _Numbers
+    source: _Numbers
+    content_type: _Numbers
+    priority: _Numbers
+    ttl: _Numbers
+    time_owner: Any
+    times: cython.longlong[::1]
+    id: _Text
+    correlation: _Text
+    target: _Text
+    payload: _Text
+    headers: _Places
+    keys: _Text
+    values: _Text
+
+    def __init__(self, partition: int, base: int, serial: int) -> None:
+        self.partition = partition
+        self.base = base
+        self.serial = serial
+        self.rows = self.weight = 0
+        self.call = 0
+        self.addresses = _Text()
+        self.ops, self.dialects, self.sources = _Names(0), _Names(0), _Names(serial)
+        self.last_op = -1
+        self.address, self.op, self.dialect = _Numbers(), _Numbers(), _Numbers()
+        self.source, self.content_type = _Numbers(), _Numbers()
+        self.priority, self.ttl = _Numbers(), _Numbers()
+        self.time_owner = bytearray(8 * 16)
+        self.times = memoryview(self.time_owner).cast("q")
+        self.id, self.correlation, self.target = _Text(), _Text(), _Text()
+        self.payload, self.headers = _Text(), _Places()
+        self.keys, self.values = _Text(), _Text()
+
+    @cython.cfunc
+    def begin(self, dialect: bytes, source: bytes) -> cython.int:
+        """Rows of a call of `append` follow; a source that is empty is that of the row."""
+        self.dialect_index = self.dialects.find(dialect, 0, len(dialect))
+        self.source_index = -1
+        if source:
+            self.source_index = self.sources.find(source, 0, len(source))
+        return 0
+
+    @cython.cfunc
+    def put(
+        self,
+        table: FrameTable,
+        row: cython.Py_ssize_t,
+        address: cython.int,
+        timestamp: cython.longlong,
+    ) -> cython.Py_ssize_t:
+        """Add a row of a table; return the bytes that it takes."""
+        k: cython.Py_ssize_t = self.rows
+        size: cython.Py_ssize_t = _ROW_BYTES + table.payload_len[row]
+        source: cython.int = self.source_index
+        label_at: cython.int[::1]
+        label_len: cython.int[::1]
+        labels: bytes
+        self.address.put(k, address)
+        if table.op[row] != self.last_op:
+            self.last_op = table.op[row]
+            labels, label_at, label_len = _LABELS, _LABEL_AT, _LABEL_LEN
+            self.op_index = self.ops.find(labels, label_at[self.last_op], label_len[self.last_op])
+        self.op.put(k, self.op_index)
+        self.dialect.put(k, self.dialect_index)
+        if source < 0:
+            source = self._own_source(table, row)
+        self.source.put(k, source)
+        self.content_type.put(k, table.content_type[row])
+        self.priority.put(k, table.priority[row])
+        self.ttl.put(k, table.ttl[row])
+        if table.id_len[row]:
+            table.put_id(self.id.data, row)
+            size += self.id.end(k)
+        if table.correlation_len[row]:
+            table.put(
+                self.correlation.data,
+                table.correlation_p,
+                table.correlation_at[row],
+                table.correlation_len[row],
+            )
+            size += self.correlation.end(k)
+        if table.target_len[row]:
+            table.put(self.target.data, table.target_p, table.target_at[row], table.target_len[row])
+            size += self.target.end(k)
+        if table.payload_len[row]:
+            table.put(
+                self.payload.data, table.payload_p, table.payload_at[row], table.payload_len[row]
+            )
+            self.payload.end(k)
+        if table.headers_len[row]:
+            size += self._put_headers(table, row)
+        if k == len(self.times):
+            self.time_owner = _larger(self.time_owner, 16 * k)
+            self.times = memoryview(self.time_owner).cast("q")
+        self.times[k] = timestamp
+        if k == 0:
+            self.first_time = self.last_time = timestamp
+        elif timestamp < self.first_time:
+            self.first_time = timestamp
+        elif timestamp > self.last_time:
+            self.last_time = timestamp
+        self.rows = k + 1
+        self.weight += size
+        return size
+
+    @cython.cfunc
+    def _own_source(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        if table.source_at[row] < 0:
+            return self.sources.find(
+                table.side.data, -1 - table.source_at[row], table.source_len[row]
+            )
+        return self.sources.find(table.source_p, table.source_at[row], table.source_len[row])
+
+    @cython.cfunc
+    def _put_headers(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """Add a row's headers; a token never goes into the log (decision 4)."""
+        side: Octets = table.side
+        at: cython.Py_ssize_t = -1 - table.headers_at[row]
+        end: cython.Py_ssize_t = at + table.headers_len[row]
+        key: cython.Py_ssize_t
+        value: cython.Py_ssize_t
+        token: bytes = _TOKEN
+        entries: cython.Py_ssize_t = self.keys.places.rows
+        while at < end:
+            key = uint32(side.data, at)
+            value = uint32(side.data, at + 4)
+            at += 8
+            if key != 6 or not same(side.data, at, token, 6):
+                self.keys.put(entries, side.data, at, key)
+                self.values.put(entries, side.data, at + key, value)
+                entries += 1
+            at += key + value
+        self.headers.mark(self.rows, entries)
+        return table.headers_len[row]
+
+    def finish(self, codec: Any) -> Batch:
+        """The batch in Arrow's stream format, compressed by `codec`, if any."""
+        rows: cython.Py_ssize_t = self.rows
+        entries: cython.Py_ssize_t = self.keys.places.rows
+        pieces: list[Any] = []
+        text: _Text
+        for number, text in enumerate(
+            (self.addresses, self.ops.text, self.dialects.text, self.sources.text)
+        ):
+            n = text.places.rows
+            _put_message(pieces, n, [n], [b"", *text.finish(n)], codec, number)
+        nodes = [rows] * (len(SCHEMA) - 2) + [rows, entries, entries, entries, rows]
+        columns = [
+            b"", self._partitions(),
+            b"", self._offsets(),
+            b"", memoryview(self.time_owner)[: 8 * rows],
+            b"", self.address.finish(rows),
+            b"", self.op.finish(rows),
+            b"", self.dialect.finish(rows),
+            b"", *self.id.finish(rows),
+            b"", *self.correlation.finish(rows),
+            b"", self.source.finish(rows),
+            b"", *self.target.finish(rows),
+            b"", self.content_type.finish(rows),
+            b"", self.priority.narrow(rows),
+            b"", self.ttl.finish(rows),
+            b"", self.headers.finish(rows),
+            b"",
+            b"", *self.keys.finish(entries),
+            b"", *self.values.finish(entries),
+            b"", *self.payload.finish(rows),
+        ]  # fmt: skip
+        _put_message(pieces, rows, nodes, columns, codec, -1)
+        return Batch(
+            int(self.partition),
+            int(self.base),
+            int(rows),
+            int(self.first_time),
+            int(self.last_time),
+            _put_together(pieces),
+            self._addresses(),
+        )
+
+    @cython.cfunc
+    def _partitions(self) -> Any:
+        if self.partition == 0:
+            return _ZEROS[: 4 * self.rows]
+        return memoryview(array("i", [self.partition]) * self.rows).cast("B")
+
+    @cython.cfunc
+    def _offsets(self) -> Any:
+        k: cython.Py_ssize_t
+        owner = bytearray(8 * self.rows)
+        cells: cython.longlong[::1] = memoryview(owner).cast("q")
+        for k in range(self.rows):
+            cells[k] = self.base + k
+        return memoryview(owner)
+
+    @cython.cfunc
+    def _addresses(self) -> Any:
+        starts, data = self.addresses.finish(self.addresses.places.rows)
+        places = starts.cast("i")
+        return [bytes(data[places[k] : places[k + 1]]) for k in range(self.addresses.places.rows)]
+
+
+@cython.final
+@cython.cclass
+class _Numbers:
+    """A sparse column of integers: 0 where nothing was put."""
+
+    owner: Any
+    cells: cython.int[::1]
+    room: cython.Py_ssize_t
+
+    def __init__(self) -> None:
+        self.owner = None
+        self.room = 0
+
+    @cython.cfunc
+    @cython.inline
+    def put(self, row: cython.Py_ssize_t, value: cython.int) -> cython.int:
+        if value != 0:
+            if row >= self.room:
+                self.grow(row + 1)
+            self.cells[row] = value
+        return 0
+
+    @cython.cfunc
+    def grow(self, rows: cython.Py_ssize_t) -> cython.int:
+        self.room = max(16, 2 * rows)
+        self.owner = _larger(self.owner, 4 * self.room)
+        self.cells = memoryview(self.owner).cast("i")
+        return 0
+
+    @cython.cfunc
+    def finish(self, rows: cython.Py_ssize_t) -> Any:
+        """The column's bytes."""
+        if self.owner is None:
+            return _ZEROS[: 4 * rows]
+        if rows > self.room:
+            self.grow(rows)
+        return memoryview(self.owner)[: 4 * rows]
+
+    @cython.cfunc
+    def narrow(self, rows: cython.Py_ssize_t) -> Any:
+        """The column's bytes, one a row."""
+        k: cython.Py_ssize_t
+        if self.owner is None:
+            return _ZEROS[:rows]
+        wide: cython.int[::1] = self.finish(rows).cast("i")
+        owner = bytearray(rows)
+        cells: cython.schar[::1] = memoryview(owner).cast("b")
+        for k in range(rows):
+            cells[k] = wide[k]
+        return memoryview(owner)
+
+
+@cython.final
+@cython.cclass
+class _Places:
+    """Where the values of a sparse column end: where the one before does, if nothing was put."""
+
+    owner: Any
+    cells: cython.int[::1]
+    room: cython.Py_ssize_t
+    rows: cython.Py_ssize_t
+    last: cython.int
+
+    def __init__(self) -> None:
+        self.owner = None
+        self.room = 0
+        self.rows = 0
+        self.last = 0
+
+    @cython.cfunc
+    @cython.inline
+    def mark(self, row: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.int:
+        """The value of row `row`, the next one or a later one, ends here."""
+        if row + 2 > self.room:
+            self.grow(row + 2)
+        while self.rows < row:
+            self.rows += 1
+            self.cells[self.rows] = self.last
+        self.rows = row + 1
+        self.last = end
+        self.cells[self.rows] = end
+        return 0
+
+    @cython.cfunc
+    def grow(self, rows: cython.Py_ssize_t) -> cython.int:
+        self.room = max(16, 2 * rows)
+        self.owner = _larger(self.owner, 4 * self.room)
+        self.cells = memoryview(self.owner).cast("i")
+        return 0
+
+    @cython.cfunc
+    def finish(self, rows: cython.Py_ssize_t) -> Any:
+        """The bytes of where each of so many rows begins, and where the last one ends."""
+        if self.last == 0:
+            return _ZEROS[: 4 * (rows + 1)]
+        if self.rows < rows:
+            self.mark(rows - 1, self.last)
+        return memoryview(self.owner)[: 4 * (rows + 1)]
+
+
+@cython.final
+@cython.cclass
+class _Text:
+    """A sparse column of text or bytes: empty where nothing was put."""
+
+    places: _Places
+    data: Octets
+
+    def __init__(self) -> None:
+        self.places = _Places()
+        self.data = Octets(0)
+
+    @cython.cfunc
+    def put(
+        self,
+        row: cython.Py_ssize_t,
+        p: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        n: cython.Py_ssize_t,
+    ) -> cython.int:
+        self.data.put(p, at, n)
+        return self.places.mark(row, self.data.size)
+
+    @cython.cfunc
+    @cython.inline
+    def end(self, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """What was put into `data` is the value of this row; return its size."""
+        size: cython.Py_ssize_t = self.data.size - self.places.last
+        self.places.mark(row, self.data.size)
+        return size
+
+    @cython.cfunc
+    def finish(self, rows: cython.Py_ssize_t) -> Any:
+        """The bytes of the column's places, and those of its data."""
+        return self.places.finish(rows), memoryview(self.data.owner)[: self.data.size]
+
+
+@cython.final
+@cython.cclass
+class _Names:
+    """A dictionary: different texts, numbered as they come; open addressing."""
+
+    seed: cython.longlong
+    text: _Text
+    slots: cython.int[::1]
+    mask: cython.longlong
+    hashes: cython.longlong[::1]
+    last: cython.Py_ssize_t
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed & 0xFFFFFFFF
+        self.text = _Text()
+        self.slots = array("i", [-1]) * 16
+        self.mask = 15
+        self.hashes = array("q", [0]) * 8
+        self.last = -1
+
+    @cython.cfunc
+    def find(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
+        """The number of a text, a new one if it is new."""
+        code: cython.longlong
+        slot: cython.longlong
+        k: cython.Py_ssize_t
+        if self.last >= 0 and self._is(self.last, p, at, n):
+            return self.last
+        code = _hash(self.seed, p, at, n)
+        slot = code & self.mask
+        while True:
+            k = self.slots[slot]
+            if k < 0:
+                break
+            if self.hashes[k] == code and self._is(k, p, at, n):
+                self.last = k
+                return k
+            slot = (slot + 1) & self.mask
+        k = self.text.places.rows
+        if k == len(self.hashes):
+            self._grow()
+            slot = code & self.mask
+            while self.slots[slot] >= 0:
+                slot = (slot + 1) & self.mask
+        self.slots[slot] = k
+        self.hashes[k] = code
+        self.text.put(k, p, at, n)
+        self.last = k
+        return k
+
+    @cython.cfunc
+    @cython.inline
+    def _is(
+        self,
+        k: cython.Py_ssize_t,
+        p: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        n: cython.Py_ssize_t,
+    ) -> cython.bint:
+        places: _Places = self.text.places
+        if places.cells[k + 1] - places.cells[k] != n:
+            return False
+        return _equal(p, at, self.text.data.data, places.cells[k], n)
+
+    @cython.cfunc
+    def _grow(self) -> cython.int:
+        k: cython.Py_ssize_t
+        slot: cython.longlong
+        self.hashes = _wider(self.hashes, "q")
+        self.mask = 2 * len(self.hashes) - 1
+        self.slots = array("i", [-1]) * (2 * len(self.hashes))
+        for k in range(self.text.places.rows):
+            slot = self.hashes[k] & self.mask
+            while self.slots[slot] >= 0:
+                slot = (slot + 1) & self.mask
+            self.slots[slot] = k
+        return 0
+
+
+@cython.cfunc
+def _larger(owner: Any, size: cython.Py_ssize_t) -> Any:
+    """Zeros, so many bytes, but for what is there."""
+    larger = bytearray(size)
+    if owner is not None:
+        larger[: len(owner)] = owner
+    return larger
+
+
+def _wider(cells: Any, code: str) -> Any:
+    """An array that is twice as long."""
+    wider = array(code, [0]) * max(256, 2 * len(cells))
+    wider[: len(cells)] = array(code, cells)
+    return wider
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _hash(
+    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+) -> cython.longlong:
+    """FNV-1a, 32 bits."""
+    code: cython.longlong = _BASIS ^ seed
+    i: cython.Py_ssize_t
+    for i in range(at, at + n):
+        code = ((code ^ p[i]) * _PRIME) & _32_BITS
+    return code
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _equal(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    q: cython.p_const_uchar,
+    other: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    if cython.compiled:
+        return memcmp(p + at, q + other, n) == 0
+    return bytes(p[at : at + n]) == bytes(q[other : other + n])
+
+
+# Arrow's stream format. A message is four bytes 0xFF, the size of its metadata, the metadata (a
+# flatbuffer, version 5 of the format) and a body: the columns' buffers, each at a multiple of 8.
+# In a flatbuffer a table begins with the distance back to the list of its fields' places.
+
+_DICTIONARY, _RECORD_BATCH = 2, 3
+_CODECS = {"lz4": 0, "zstd": 1}
+
+#: Message: version, type, body length, header.
+_MESSAGE = struct.Struct("<IiI6HihBxqI")
+#: DictionaryBatch: data, number.
+_NUMBER = struct.Struct("<4H4xiIq4x")
+_NUMBERS = [_NUMBER.pack(8, 16, 8, 4, 12, 28, k) for k in range(len(_DICTIONARIES))]
+#: RecordBatch: nodes, rows, buffers, compression.
+_TABLE = struct.Struct("<6HiIqII")
+#: BodyCompression: codec.
+_COMPRESSION = struct.Struct("<4HiBxxx")
+
+
+def _put_message(
+    pieces: list[Any],
+    rows: int,
+    nodes: list[int],
+    buffers: list[Any],
+    codec: Any,
+    dictionary: int,
+) -> None:
+    """Add a dictionary of this number, or a record batch where that is -1."""
+    n, m = len(nodes), len(buffers)
+    counts: list[int] = []
+    for node in nodes:
+        counts += (node, 0)  # no nulls
+    places: list[int] = []
+    body: list[Any] = []
+    end = 0
+    for buffer in buffers:
+        if codec is not None and len(buffer):
+            buffer = _compressed(buffer, codec)
+        size = len(buffer)
+        places += (end, size)
+        body += (buffer, _ZEROS[: -size & 7])
+        end += (size + 7) & -8
+    kind, number = _RECORD_BATCH, b""
+    if dictionary >= 0:
+        kind, number = _DICTIONARY, _NUMBERS[dictionary]
+    field, how, compression = 0, 0, b""
+    if codec is not None:
+        field, how = 20, 28 + 16 * (n + m)
+        compression = _COMPRESSION.pack(8, 8, 4, 0, 8, _CODECS[codec.name])
+    size = 88 + len(number) + 16 * (n + m) + len(compression)
+    pieces += (
+        _MESSAGE.pack(0xFFFFFFFF, size, 16, 12, 20, 4, 6, 16, 8, 12, 4, kind, end, 16),
+        number,
+        _TABLE.pack(12, 24, 8, 4, 16, field, 12, 24, rows, 20 + 16 * n, how),
+        struct.pack(f"<4xI{2 * n}q4xI{2 * m}q", n, *counts, m, *places),
+        compression,
+    )
+    pieces += body
+
+
+def _compressed(buffer: Any, codec: Any) -> bytes:
+    """A buffer as it stands in a compressed body: as it is where that saves nothing."""
+    smaller = codec.compress(buffer, asbytes=True)
+    if len(smaller) < len(buffer):
+        return struct.pack("<q", len(buffer)) + smaller  # type: ignore[no-any-return]  # no types
+    return b"".join((b"\xff" * 8, buffer))
+
+
+def _put_together(pieces: list[Any]) -> list[bytes | memoryview]:
+    """The same bytes in fewer pieces."""
+    together: list[bytes | memoryview] = []
+    small: list[Any] = []
+    for piece in pieces:
+        if len(piece) < _SMALL:
+            small.append(piece)
+        else:
+            together += (b"".join(small), piece)
+            small = []
+    together.append(b"".join(small))
+    return together
+
+
+def ipc(batch: pa.RecordBatch, compression: Compression = "none") -> memoryview:
+    """A batch of the schema `STORED`, as it is stored."""
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, STORED, options=options) as stream:
+        stream.write_batch(batch)
+    stored = memoryview(sink.getvalue())
+    return stored[len(PREAMBLE) : len(stored) - len(END)]
+
+
+def decode(stored: bytes | memoryview) -> pa.RecordBatch:
+    """The batch that `ipc` or `Batch.ipc` was made of."""
+    with pa.ipc.open_stream(b"".join((PREAMBLE, stored))) as stream:
+        return stream.read_next_batch()
