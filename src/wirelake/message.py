@@ -7,8 +7,10 @@ person's code asks for one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+
+from msgspec import Struct
 
 
 class Op(IntEnum):
@@ -82,8 +84,7 @@ class Flag(IntFlag):
 NO_FLAGS = Flag(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(Struct, frozen=True):
     """A message or a control frame; absent is empty or zero, never a made-up value.
 
     A header whose name begins with `$` is a parameter of the op (`$token`, `$client`, `$rev`,
@@ -100,7 +101,7 @@ class Message:
     content_type: int = 0
     priority: int = 0
     ttl: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = {}
     flags: Flag = NO_FLAGS
     timestamp: int = 0
     dialect: str = ""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.node import Node

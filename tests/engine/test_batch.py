@@ -2,7 +2,6 @@
 
 import threading
 import zlib
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.wire.reading import write
 from tests.wire.strategies import messages

@@ -298,7 +298,7 @@ def _tmq(dialect: str) -> st.SearchStrategy[Message]:
 
 def replace_correlation(message: Message, correlation_id: str) -> Message:
     """The message with another correlation id."""
-    fields = {name: getattr(message, name) for name in Message.__slots__}
+    fields = {name: getattr(message, name) for name in Message.__struct_fields__}
     return Message(**{**fields, "correlation_id": correlation_id})
 
 

@@ -1,6 +1,5 @@
 """Tables to Arrow batches of the log's schema, and back."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.wire.reading import read, write
 from tests.wire.strategies import messages, publishes

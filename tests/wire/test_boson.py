@@ -1,9 +1,9 @@
 """Boson beyond its vectors: limits, sequences that arrive slowly, what each encoder leaves out."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from tests.wire.reading import read, single_bytes, write
 from wirelake.errors import ProtocolError
@@ -218,7 +218,7 @@ PLAIN = Message(address="t", payload=b"x")
 )
 def test_what_cannot_be_said_is_left_out(dialect: str, change: dict[str, str], reason: str) -> None:
     table = FrameTable(3)
-    table.fill([PLAIN, replace(PLAIN, **change), PLAIN])  # type: ignore[arg-type]  # texts only
+    table.fill([PLAIN, replace(PLAIN, **change), PLAIN])
     encode = encoder(dialect)
     assert bytes(encode.encode(table)) == 2 * write([PLAIN], dialect)
     assert encode.skipped == {reason: 1}

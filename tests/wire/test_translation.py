@@ -1,12 +1,12 @@
 """From every dialect to every other: what survives is what docs/translation.md says."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.wire.reading import read, write
 from tests.wire.strategies import PARAMETERS, few_examples, payloads, publishes, text
@@ -77,7 +77,7 @@ def unsayable_topics(messages: list[Message], target: str) -> dict[str, int]:
 
 def test_the_page_names_every_field_and_every_op() -> None:
     assert set(OPS) == set(OP_LABELS)
-    fields = set(Message.__slots__) - {"flags", "timestamp", "dialect", "op"}
+    fields = set(Message.__struct_fields__) - {"flags", "timestamp", "dialect", "op"}
     assert set(FIELDS) == fields | {"ack"}
 
 

@@ -1,8 +1,7 @@
 """Every vector, whole, cut at every place, byte by byte, and back through the encoder."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from tests.wire.reading import chunks, cut, read, single_bytes
 from tests.wire.vectors import Vector, load

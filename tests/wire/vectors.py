@@ -8,9 +8,11 @@ bytes) or `"canonical": false` (any bytes that mean the same).
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from wirelake.message import Flag, Message
 
@@ -98,7 +100,7 @@ def vector(line: dict[str, Any]) -> Vector:
 
 # Our own words: those of Message.
 
-_ABSENT = {each.name: getattr(Message(), each.name) for each in fields(Message)}
+_ABSENT = msgspec.structs.asdict(Message())
 
 
 def check_all(message: Message, frame: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ else when the client asks for it, by `ack=1` or by giving a transaction or corre
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import cbor2
+from msgspec.structs import replace
 
 from wirelake.address import has_wildcard
 from wirelake.broker.session import Session

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError

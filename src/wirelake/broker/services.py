@@ -8,9 +8,11 @@ request: a reply, or an error (spec: requests).
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.address import check_address
 from wirelake.errors import RefusedError

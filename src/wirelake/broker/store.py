@@ -8,8 +8,9 @@ it is durable.
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.address import check_filter, check_topic, matches
 from wirelake.broker.subscriptions import FilterIndex

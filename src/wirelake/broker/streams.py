@@ -9,9 +9,11 @@ clean (spec: byte streams).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.errors import RefusedError
 from wirelake.message import Message

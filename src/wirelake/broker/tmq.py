@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.broker.session import Session
 from wirelake.engine.base import Mode, QueueSettings

@@ -16,12 +16,13 @@ import asyncio
 import json
 import ssl
 from collections.abc import Generator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from os import PathLike
 from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import cbor2
+from msgspec.structs import replace
 
 from wirelake.address import check_filter, check_topic
 from wirelake.client.connection import Settings

@@ -12,10 +12,11 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from enum import Enum, auto
 from itertools import count
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message

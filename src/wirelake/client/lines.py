@@ -8,11 +8,13 @@ is the only way to stop. All of them come back when they are lost.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from wirelake.client.connection import Line, Owner, Settings
 from wirelake.client.dialects import ABILITIES, Ask, Sort
@@ -80,7 +82,7 @@ class Lines:
     async def open_line(self, name: str, owner: Owner) -> Line:
         """A connection for one purpose, which has no client id: that is the main one's."""
         self.line()
-        line = Line(replace(self.place, client_id=""), self.settings, owner)
+        line = Line(dataclasses.replace(self.place, client_id=""), self.settings, owner)
         await line.open()
         self._further[name] = line
         return line

@@ -10,8 +10,9 @@ The names of ops and parameters are those of the specification (queues; kobold; 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from wirelake.address import check_topic
 from wirelake.client.connection import Line
