@@ -1,0 +1,541 @@
+"""The engine on the disk: queues and data store in SQLite, what passed by in the log's files.
+
+**Turns.** What is written in one turn of the event loop is durable all or not at all: a message
+that moves from one queue to another is never in neither of them. A turn holds the lock of the open
+batch from its first write to its end, so only the writer ever waits for it.
+
+**Group commit.** One thread writes. What comes while a commit is under way goes into the next one.
+Where nobody waits for an answer, a commit waits a moment for more; where somebody does, it begins
+at the end of the turn. The event loop never waits for the disk.
+
+**The interpreter's lock.** A loop with much to do lets the lock go for a microsecond a turn, too
+short for a thread that waits for it to wake up: the writer would starve, and with it the answers.
+So while a commit is under way, a loop that is busy steps aside now and then.
+
+**Trouble.** A disk that is full or broken is tried again until it works or the engine is closed.
+Nothing that was written is forgotten, and no answer leaves, before it has worked.
+
+**Sequences** are reserved in blocks ahead of their use, so that one is never given out twice, even
+where the message had come and gone without being written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from wirelake.engine.base import (
+    PARTITIONS,
+    Engine,
+    Entry,
+    LogBatch,
+    Position,
+    QueueSettings,
+    Stored,
+)
+from wirelake.engine.batch import Compression
+from wirelake.engine.database import LARGEST, Changes
+from wirelake.engine.log import SEGMENT_BYTES, Log
+from wirelake.engine.retention import Retention
+from wirelake.engine.salvage import open_database
+from wirelake.errors import EngineError
+from wirelake.wire import FrameTable
+
+log = logging.getLogger("wirelake.engine")
+
+#: How long a commit for which nobody waits is put off (seconds), unless so many bytes are waiting.
+LINGER = 0.05
+EAGER_BYTES = 1 << 20
+
+#: While a commit is under way, a busy loop steps aside this often, for so long (seconds).
+STEP_ASIDE = 0.001
+ASIDE = 0.00002
+
+#: A failed commit is tried again after this many seconds, then twice as many, up to a limit.
+FIRST_RETRY = 0.1
+LAST_RETRY = 2.0
+
+#: Sequences are reserved in blocks of this many, the next one when half of it is used.
+BLOCK = 1 << 16
+
+#: How often the log is tidied (seconds), and how much the thread that does it yields to others.
+TIDY = 60.0
+NICENESS = 10
+
+#: Upper bounds of the classes that commits are counted in (seconds); the last class has none.
+BOUNDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class Statistics:
+    """What the writer has done so far; to be read by anybody."""
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.rows = 0  # of SQLite
+        self.bytes = 0  # of rows and of the log
+        self.failures = 0
+        self.seconds = 0.0
+        self.classes = [0] * (len(BOUNDS) + 1)
+
+    def count(self, seconds: float) -> None:
+        """One more commit."""
+        self.commits += 1
+        self.seconds += seconds
+        self.classes[bisect_left(BOUNDS, seconds)] += 1
+
+
+class _Batch:
+    """What the next commit has to write, and who waits for it."""
+
+    __slots__ = ("actions", "changes", "number", "settled", "touched")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.touched = False
+        self.changes = Changes()
+        self.actions: list[Callable[[], object]] = []
+        self.settled: list[threading.Event] = []
+
+
+class _Queue:
+    """A queue's settings and sequences."""
+
+    __slots__ = ("fresh", "next", "reserved", "settings")
+
+    def __init__(self, settings: QueueSettings, following: int, *, fresh: bool) -> None:
+        self.settings = settings
+        self.next = following
+        self.reserved = following
+        self.fresh = fresh  # nothing was ever put
+
+
+class SqliteEngine(Engine):
+    """Keeps everything in a folder, which no other process may use meanwhile."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        partitions: int = PARTITIONS,
+        capture: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        compression: Compression = "none",
+        retention: Sequence[Retention] = (),
+    ) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EngineError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
+        self.statistics = Statistics()
+        self.retention = retention  # of the log; may be set anew
+        self.damage: list[str] = []
+        self._database = open_database(folder / "broker.db", self.damage)
+        self._log: Log | None = None
+        try:
+            self._queues = self._read_queues()
+            if capture:
+                self._log = Log(
+                    folder / "log",
+                    partitions=partitions,
+                    segment_bytes=segment_bytes,
+                    compression=compression,
+                )
+                self.partitions = partitions
+                self.damage += self._log.damage
+        except BaseException:
+            self._database.close()
+            raise
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._open = _Batch(1)
+        self._committed = 0
+        self._in_turn = False
+        self._end_is_scheduled = False
+        self._bell: SimpleQueue[bool] = SimpleQueue()  # True: somebody waits
+        self._rung: bool | None = None
+        self._watched = False
+        self._wall = self._worked = 0.0
+        self._finished: deque[list[Callable[[], object]]] = deque()
+        self._closing = threading.Event()
+        self._given_up: EngineError | None = None
+        self._beside = ThreadPoolExecutor(1, "wirelake-log")
+        self._threads = [threading.Thread(target=self._write, name="wirelake-writer", daemon=True)]
+        if self._log is not None:
+            self._threads.append(
+                threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def _read_queues(self) -> dict[str, _Queue]:
+        """The queues that are there, with sequences that nobody has used before or will again."""
+        queues = {
+            settings.name: _Queue(settings, following, fresh=False)
+            for settings, following in self._database.queues()
+        }
+        reserved = Changes()
+        for queue in queues.values():
+            queue.reserved = queue.next + BLOCK
+            reserved.queues[queue.settings.name] = (queue.settings, queue.reserved)
+        if queues:
+            self._database.commit(reserved)
+        return queues
+
+    # The data store
+
+    def entries(self) -> Iterable[Entry]:
+        """Every key's latest state; waits for what is being written."""
+        self._settle()
+        return list(self._database.entries())
+
+    def write_entry(self, entry: Entry) -> None:
+        """Keep a key's latest state."""
+        _check_name(entry.key)
+        _check_size(entry.value or b"")
+        self._touch()
+        self._open.changes.entries[entry.key] = entry
+
+    # Queues
+
+    def queues(self) -> Iterable[QueueSettings]:
+        """The queues that were declared."""
+        return [queue.settings for queue in self._queues.values()]
+
+    def declare(self, settings: QueueSettings) -> None:
+        """Keep a queue, or its new settings."""
+        _check_name(settings.name)
+        self._touch()
+        queue = self._queues.get(settings.name)
+        if queue is None:
+            queue = self._queues[settings.name] = _Queue(settings, 1, fresh=True)
+        queue.settings = settings
+        self._reserve(queue)
+
+    def remove(self, queue: str) -> None:
+        """Forget a queue and all that is in it."""
+        if self._queues.pop(queue, None) is not None:
+            self._touch()
+            self._open.changes.remove(queue)
+
+    def stored(self, queue: str) -> Iterable[Stored]:
+        """The messages in a queue; waits for what is being written, unless the queue is new."""
+        if queue not in self._queues or self._queues[queue].fresh:
+            return []
+        self._settle()
+        return list(self._database.stored(queue))
+
+    def put(self, stored: Stored) -> None:
+        """Keep a message."""
+        queue = self._known(stored.queue)
+        _check_size(stored.message.payload)
+        self._touch()
+        queue.fresh = False
+        new = stored.sequence >= queue.next
+        if new:
+            queue.next = stored.sequence + 1
+            if queue.reserved - queue.next < BLOCK // 2:
+                self._reserve(queue)
+        self._open.changes.put(stored, new=new)
+
+    def count_attempt(self, stored: Stored) -> None:
+        """Keep a message's new count of attempts."""
+        if stored.queue in self._queues:
+            self._touch()
+            self._open.changes.count_attempt(stored)
+
+    def drop(self, queue: str, sequence: int) -> None:
+        """Forget a message that is done."""
+        if queue in self._queues:
+            self._touch()
+            self._open.changes.drop(queue, sequence)
+
+    def next_sequence(self, queue: str) -> int:
+        """A sequence that, like all above it, was never given out in a queue."""
+        return self._queues[queue].next if queue in self._queues else 1
+
+    def remember_id(self, queue: str, identity: str, until: float) -> None:
+        """Keep the id of a message that was put, until a time in seconds since 1970."""
+        self._known(queue).fresh = False
+        self._touch()
+        self._open.changes.ids.append((queue, until, identity))
+
+    def remembered_ids(self, queue: str) -> Iterable[tuple[str, float]]:
+        """The ids that were put, and until when to know them, the oldest first."""
+        if queue not in self._queues or self._queues[queue].fresh:
+            return []
+        self._settle()
+        return list(self._database.ids(queue))
+
+    def _known(self, name: str) -> _Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            raise EngineError(f"no queue {name}")
+        return queue
+
+    def _reserve(self, queue: _Queue) -> None:
+        queue.reserved = queue.next + BLOCK
+        self._open.changes.queues[queue.settings.name] = (queue.settings, queue.reserved)
+
+    # The log
+
+    def append(
+        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+    ) -> None:
+        """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`."""
+        if self._log is not None:
+            self._touch()
+            self._log.append(table, rows, timestamp, source)
+
+    @property
+    def backlog(self) -> int:
+        """The bytes of the log that are not durable yet."""
+        return 0 if self._log is None else self._log.pending
+
+    def positions(self) -> list[Position]:
+        """Where each partition of the log begins and ends."""
+        return [] if self._log is None else self._log.positions()
+
+    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+        """The batches that hold rows [start, stop), in order; for any thread."""
+        return iter(()) if self._log is None else self._log.read(partition, start, stop)
+
+    # Durability
+
+    def after(self, action: Callable[[], object]) -> None:
+        """Run an action once all that was written so far is durable."""
+        if self._is_settled() and self._running_loop() is not None:
+            assert self._loop is not None
+            self._loop.call_soon(action)
+        else:
+            self._touch()
+            self._open.actions.append(action)
+
+    def close(self) -> None:
+        """Make everything durable, run what waited for it, and let go."""
+        if self._closing.is_set():
+            return
+        for queue in self._queues.values():
+            if queue.reserved != queue.next:  # nobody will use the rest of the block
+                self._touch()
+                self._open.changes.queues[queue.settings.name] = (queue.settings, queue.next)
+        self._closing.set()
+        self._end_turn()
+        self._bell.put(True)
+        for thread in self._threads:
+            thread.join()
+        self._beside.shutdown()
+        self._run_finished()
+        try:
+            if self._log is not None:
+                self._log.close()
+        finally:
+            self._database.close()
+        if self._given_up is not None:
+            raise self._given_up
+
+    # The turn of the event loop
+
+    def _touch(self) -> None:
+        """Something is written in this turn."""
+        if self._end_is_scheduled:
+            return
+        if self._closing.is_set():
+            raise EngineError("the engine is closed")
+        if not self._in_turn:
+            self._lock.acquire()
+            self._in_turn = True
+            self._open.touched = True
+        loop = self._running_loop()
+        if loop is not None and not loop.is_closed():  # else the turn lasts until a loop runs
+            self._end_is_scheduled = True
+            loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """The writer may take what was written."""
+        self._end_is_scheduled = False
+        if self._in_turn:
+            waited_for = bool(
+                self._open.actions or self._open.settled or self.backlog > EAGER_BYTES
+            )
+            if self._rung is None or (waited_for and not self._rung):
+                self._rung = waited_for
+                self._bell.put(waited_for)
+            self._in_turn = False
+            self._lock.release()
+            if not self._watched and self._loop is not None and not self._loop.is_closed():
+                self._watch()
+
+    def _watch(self) -> None:
+        """Look again in a moment how busy the loop is."""
+        assert self._loop is not None
+        self._watched = True
+        self._wall, self._worked = time.perf_counter(), time.thread_time()
+        self._loop.call_later(STEP_ASIDE, self._step_aside)
+
+    def _step_aside(self) -> None:
+        """Let the writer have the interpreter's lock, if the loop has hardly let it go."""
+        self._watched = False
+        if not self._is_settled() and not self._closing.is_set():
+            if time.thread_time() - self._worked > 0.5 * (time.perf_counter() - self._wall):
+                time.sleep(ASIDE)
+            self._watch()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop | None:
+        if self._loop is None:
+            with contextlib.suppress(RuntimeError):
+                self._loop = asyncio.get_running_loop()
+        return self._loop
+
+    def _is_settled(self) -> bool:
+        """Is all that was written durable?"""
+        batch = self._open
+        return not batch.touched and self._committed == batch.number - 1
+
+    def _settle(self) -> None:
+        """Wait until all that was written is durable."""
+        if self._closing.is_set():
+            raise EngineError("the engine is closed")
+        if self._is_settled():
+            return
+        done = threading.Event()
+        self._touch()
+        self._open.settled.append(done)
+        self._end_turn()
+        while not done.wait(0.05):
+            if self.trouble:
+                raise EngineError(self.trouble, retriable=True)
+
+    def _run_finished(self) -> None:
+        """Run the actions whose writes are durable, in order."""
+        while self._finished:
+            for action in self._finished.popleft():
+                try:
+                    action()
+                except Exception:  # the others must not suffer
+                    log.exception("an action failed after its commit")
+
+    # The writer
+
+    def _write(self) -> None:
+        """Commit batch after batch, until the engine is closed."""
+        while not self._closing.is_set() or self._open.touched:
+            self._wait()
+            with self._lock:
+                self._rung = None
+                batch = self._open
+                if not batch.touched:
+                    continue
+                self._open = _Batch(batch.number + 1)
+            if not self._commit_at_last(batch):
+                return
+            for done in batch.settled:
+                done.set()
+            if batch.actions:
+                self._finished.append(batch.actions)
+                with contextlib.suppress(RuntimeError):  # a loop that is closed runs nothing
+                    if self._loop is not None:
+                        self._loop.call_soon_threadsafe(self._run_finished)
+            self._committed = batch.number
+
+    def _wait(self) -> None:
+        """Wait for something to write, and where nobody is in a hurry, for more of it."""
+        waited_for = self._bell.get()
+        deadline = time.monotonic() + LINGER
+        while not waited_for and (left := deadline - time.monotonic()) > 0:
+            try:
+                waited_for = self._bell.get(timeout=left)
+            except Empty:
+                return
+
+    def _commit_at_last(self, batch: _Batch) -> bool:
+        """Commit, however often it must be tried; False if the engine was closed meanwhile."""
+        delay = FIRST_RETRY
+        while (error := self._try(batch)) is not None:
+            self.statistics.failures += 1
+            if not self.trouble:
+                log.error("nothing can be written: %s", error)
+            self.trouble = str(error)
+            if self._closing.is_set():
+                self._given_up = error
+                return False
+            self._closing.wait(delay)
+            delay = min(2 * delay, LAST_RETRY)
+        if self.trouble:
+            self.trouble = ""
+            log.warning("what had to wait has been written")
+        return True
+
+    def _try(self, batch: _Batch) -> EngineError | None:
+        """Commit; or why not."""
+        try:
+            self._commit(batch)
+        except EngineError as error:
+            return error
+        except Exception as error:  # a thread that dies would take all answers with it
+            if not self.trouble:
+                log.exception("the writer is at a loss")
+            return EngineError(f"the writer is at a loss: {error!r}")
+        return None
+
+    def _commit(self, batch: _Batch) -> None:
+        """Make a batch durable; what has worked is not done again after a failure."""
+        begun = time.perf_counter()
+        statistics, rows, logged = self.statistics, len(batch.changes), self.backlog
+        beside: Future[None] | None = None
+        try:
+            if self._log is not None and logged:
+                if rows:
+                    beside = self._beside.submit(self._log.write)
+                else:
+                    self._log.write()
+            if rows:
+                statistics.bytes += self._database.commit(batch.changes)
+                statistics.rows += rows
+                batch.changes = Changes()
+        finally:
+            if beside is not None:
+                beside.result()
+        if rows or logged:
+            statistics.bytes += logged
+            statistics.count(time.perf_counter() - begun)
+
+    # Housekeeping
+
+    def _tidy(self) -> None:
+        """Tidy the log now and then, when nobody needs the processor."""
+        assert self._log is not None
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while not self._closing.wait(TIDY):
+            try:
+                self._log.tidy(time.time(), self.retention)
+            except EngineError as error:
+                log.warning("the log could not be tidied: %s", error)
+
+
+def _check_name(name: str) -> None:
+    """Refuse what SQLite would not give back as it is."""
+    if "\0" in name or not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise EngineError(f"not a name: {name!a}") from None
+        if "\0" in name:
+            raise EngineError(f"not a name: {name!a}")
+
+
+def _check_size(payload: bytes) -> None:
+    if len(payload) > LARGEST:
+        raise EngineError(f"{len(payload)} bytes are more than the {LARGEST} that can be kept")
