@@ -32,6 +32,7 @@ class _End:
 
     session: Session
     number: str  # what this side calls the stream
+    is_target: bool = False  # of the stream, and not the one that opened it
     received: int = 0  # bytes that were written to it
     other: _End | None = None
 
@@ -57,7 +58,7 @@ class Streams:
         if not target.has_streams:
             raise RefusedError("not_found", f"{message.address} takes no streams")
         near = _End(session, message.correlation_id)
-        far = _End(target, f"s{next(self._number)}", 0, near)
+        far = _End(target, f"s{next(self._number)}", is_target=True, other=near)
         near.other = far
         opened = Message(
             op="open",
@@ -104,7 +105,7 @@ class Streams:
         closed = Message(op="close", correlation_id=other.number, headers=headers)
         other.session.send(closed)
         # Both rows in the log have the name that the target knows the stream under.
-        far = max(end, other, key=lambda one: one.number.startswith("s"))
+        far = end if end.is_target else other
         self._node.capture.add(
             replace(
                 closed,
