@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -426,3 +428,27 @@ def test_the_examples_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
         text=True,
     )
     assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_broker_with_a_folder_finds_again_what_it_was_told_to_keep(tmp_path: Path) -> None:
+    with testing.Broker(data=tmp_path / "data", http=True) as broker:
+        with wirelake.connect_sync(broker.url("kobold-2")) as client:
+            client.publish("a", b"x", ack=True)
+            client.store.create("key", b"value")
+        before = broker.http_url
+        broker.restart()
+        assert broker.http_url == before
+        with wirelake.connect_sync(broker.url("kobold-3")) as client:
+            assert client.store.read("key").value == b"value"
+        with urllib.request.urlopen(f"{broker.http_url}/v1/log") as answer:
+            partitions = json.load(answer)["partitions"]
+    assert sum(one["next"] for one in partitions) == 2
+
+
+def test_a_broker_in_memory_has_http_and_a_log_where_that_is_wanted() -> None:
+    with testing.Broker(http=True) as broker:
+        with wirelake.connect_sync(broker.url("boson-binary")) as client:
+            client.publish("a", b"x", ack=True)
+        with urllib.request.urlopen(f"{broker.http_url}/v1/log") as answer:
+            partitions = json.load(answer)["partitions"]
+    assert sum(one["next"] for one in partitions) == 1

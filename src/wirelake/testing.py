@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
@@ -31,8 +32,11 @@ import uvloop
 
 from wirelake.client.url import parse
 from wirelake.config import Listener, Settings
+from wirelake.engine.base import Engine
+from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import ConfigError
-from wirelake.net.server import Server
+from wirelake.http.server import HttpServer
+from wirelake.net.server import Server, open_engine
 
 __all__ = ["Broker", "Proxy", "Way"]
 
@@ -121,17 +125,32 @@ class Broker(_Started):
 
     So the configuration of a real one can be used as it is; only a `+unix` listener keeps its path.
     Settings are a `wirelake.config.Settings`, or go by their names: `Broker(request_timeout=1)`.
+    It keeps everything in memory, unless it is given a folder; with `http` it has that too.
     """
 
-    def __init__(self, config: Settings | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        config: Settings | None = None,
+        *,
+        data: str | PathLike[str] | None = None,
+        http: bool = False,
+        **settings: Any,
+    ) -> None:
+        if data is not None:
+            settings["data"] = str(data)
         self.settings = _checked(config or Settings(), settings)
+        self.http_url = ""  # where HTTP is, once it was started
+        self._in_memory = data is None
+        self._with_http = http
+        self._http_port = 0
+        self._http: HttpServer | None = None
         self.listeners: list[Listener] = []
         self._reserved: list[socket.socket] = []
         self._loop: _Loop | None = None
         self._server: Server | None = None
 
     def start(self) -> None:
-        """Listen; after a `stop` at the same ports as before, with nothing remembered."""
+        """Listen; after a `stop` at the same ports as before, with what its folder has kept."""
         if self._loop is not None:
             return
         loop = _Loop("wirelake broker", uvloop.new_event_loop())
@@ -148,7 +167,7 @@ class Broker(_Started):
     def stop(self) -> None:
         """Say goodbye to everybody and listen no more; the ports stay reserved."""
         if self._loop is not None and self._server is not None:
-            self._loop.run(self._server.stop())
+            self._loop.run(self._stop(self._server))
             self._loop.close()
             self._loop = None
 
@@ -192,9 +211,29 @@ class Broker(_Started):
 
     async def _open(self) -> Server:
         urls = tuple(str(listener) for listener in self.listeners)
-        server = Server.configured(msgspec.structs.replace(self.settings, listen=urls))
-        await server.start()
+        settings = msgspec.structs.replace(self.settings, listen=urls)
+        engine: Engine
+        if self._in_memory:
+            engine = MemoryEngine(partitions=settings.capture.partitions if self._with_http else 0)
+        else:
+            engine = open_engine(settings, asyncio.get_running_loop())
+        try:
+            server = Server.configured(settings, engine)
+            await server.start()
+            if self._with_http:
+                self._http = HttpServer(server.node, f"{LOOPBACK}:{self._http_port}")
+                self.http_url = await self._http.start()
+                self._http_port = urlsplit(self.http_url).port or 0
+        except BaseException:
+            engine.close()
+            raise
         return server
+
+    async def _stop(self, server: Server) -> None:
+        if self._http is not None:
+            await self._http.stop()
+        await server.stop()
+        await asyncio.to_thread(server.node.engine.close)
 
     def _place(self, listener: Listener) -> Listener:
         """The same on loopback, at a port that nobody else will be given."""

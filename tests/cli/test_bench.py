@@ -63,7 +63,8 @@ def test_a_running_broker_is_measured_by_its_url_and_only_with_its_token(tmp_pat
         text=True,
     )
     (tmp_path / "wirelake.toml").write_text(made.stdout, encoding="utf-8")
-    listen = ["--listen", "auto://127.0.0.1:0", "--config", str(tmp_path / "wirelake.toml")]
+    quiet = ["--memory", "--no-http"]
+    listen = [*quiet, "--listen", "auto://127.0.0.1:0", "--config", str(tmp_path / "wirelake.toml")]
     with subprocess.Popen(
         [*COMMAND, "serve", *listen], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as broker:

@@ -23,7 +23,7 @@ PULLING = ["kobold-1", "kobold-2", "kobold-3", "boson-binary", "tmq-1.00", "tmq-
 @pytest.fixture(scope="module")
 def place() -> Iterator[str]:
     """Where a broker listens: host and port."""
-    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0"]
+    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0", "--memory", "--no-http"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
         assert broker.stdout
         yield broker.stdout.readline().strip().removeprefix("listening on auto://")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import wirelake
 from tests.conftest import Certificates
 from tests.net.peer import Peer, close_all
 from wirelake.config import Listener, hash_token, read_settings
@@ -34,6 +39,12 @@ class Broker:
         line = await self._line(self._process.stdout)
         assert line.startswith("listening on "), line
         return Listener.parse(line.removeprefix("listening on "))
+
+    async def http(self) -> str:
+        """The URL where HTTP listens, which it prints last."""
+        line = await self._line(self._process.stdout)
+        assert line.startswith("listening on http://"), line
+        return line.removeprefix("listening on ")
 
     async def logged(self, pattern: str) -> str:
         """Wait for a line on standard error in which this is found."""
@@ -79,7 +90,7 @@ async def start() -> AsyncIterator[Start]:
         process = await asyncio.create_subprocess_exec(
             *COMMAND,
             "serve",
-            *map(str, arguments),
+            *modest(*arguments),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
@@ -91,15 +102,21 @@ async def start() -> AsyncIterator[Start]:
         await broker.kill()
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def modest(*arguments: str | Path) -> list[str]:
+    """The same arguments, with no data in this folder and no HTTP unless they ask for it."""
+    extra = [] if "--data" in arguments else ["--memory"]
+    return [*map(str, arguments), *extra, *([] if "--http" in arguments else ["--no-http"])]
+
+
+def run(command: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    said = modest(*arguments) if command == "serve" else map(str, arguments)
+    return subprocess.run([*COMMAND, command, *said], capture_output=True, text=True, timeout=60)
 
 
-def fails(*arguments: str | Path) -> str:
+def fails(command: str, *arguments: str | Path) -> str:
     """The one line that a command says when it fails with exit code 1."""
-    result = run(*arguments)
+    result = run(command, *arguments)
     assert (result.returncode, result.stdout) == (1, ""), result
     (line,) = result.stderr.splitlines()
     assert line.startswith("wirelake: ")
@@ -221,6 +238,74 @@ async def test_one_data_directory_has_one_broker(start: Start, tmp_path: Path) -
     await broker.kill()
     again = await start(*ANY_PORT, "--data", folder)  # the lock died with it
     await again.listener()
+
+
+async def test_what_was_acknowledged_survives_the_end_of_the_process(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    broker = await start(*ANY_PORT, "--data", folder, "--http", "127.0.0.1:0")
+    port = (await broker.listener()).port
+    await broker.http()
+    client = await wirelake.connect(f"kobold-2://127.0.0.1:{port}")
+    await client.publish("house/door", b"open", ack=True)
+    await client.queue("jobs").put(b"one")
+    await client.store.create("key", b"value")
+    await broker.kill()
+    await client.close()
+
+    again = await start(*ANY_PORT, "--data", folder, "--http", "127.0.0.1:0")
+    port = (await again.listener()).port
+    url = await again.http()
+    async with wirelake.connect(f"kobold-3://127.0.0.1:{port}") as client:
+        (delivery,) = await client.queue("jobs").get()
+        assert delivery.message.payload == b"one"
+        assert (await client.store.read("key")).value == b"value"
+
+    def logged() -> list[tuple[str, str]]:
+        found = []
+        for partition in range(4):
+            with urllib.request.urlopen(f"{url}/v1/log/{partition}") as answer:
+                table = pa.ipc.open_stream(answer).read_all()
+            found += [(row["op"], row["address"]) for row in table.to_pylist()]
+        return sorted(found)
+
+    assert set(await asyncio.to_thread(logged)) >= {
+        ("publish", "house/door"),
+        ("enqueue", "jobs"),
+        ("set", "key"),
+    }
+    again.signal(signal.SIGTERM)
+    code, errors = await again.end()
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+async def test_nothing_is_captured_when_nothing_should_be(start: Start, tmp_path: Path) -> None:
+    broker = await start(*ANY_PORT, "--data", tmp_path, "--no-capture", "--http", "127.0.0.1:0")
+    await broker.listener()
+    url = await broker.http()
+
+    def state() -> object:
+        with urllib.request.urlopen(f"{url}/v1/log") as answer:
+            return json.load(answer)
+
+    assert await asyncio.to_thread(state) == {"partitions": []}
+    assert not (tmp_path / "log").exists()
+
+
+def test_http_where_it_cannot_be_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = failing_http(f"127.0.0.1:{port}")
+    assert line == f"wirelake: http: 127.0.0.1:{port}: address already in use"
+    assert "no tokens are configured" in failing_http("0.0.0.0:0")
+
+
+def failing_http(where: str) -> str:
+    """What a broker says that cannot have HTTP there."""
+    result = run("serve", *ANY_PORT, "--http", where)
+    assert result.returncode == 1
+    return result.stderr.splitlines()[-1]
 
 
 async def test_a_port_in_use_is_one_line(start: Start) -> None:

@@ -49,6 +49,10 @@ class Services:
     def __contains__(self, address: str) -> bool:
         return address in self._servers
 
+    def addresses(self) -> dict[str, int]:
+        """Every address that is served, and by how many."""
+        return {address: len(servers) for address, servers in self._servers.items()}
+
     def is_open(self, number: str) -> bool:
         """Is a request with this number of ours waiting for its reply?"""
         return number in self._open

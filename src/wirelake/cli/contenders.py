@@ -340,8 +340,9 @@ def free_port() -> int:
 @contextmanager
 def own_broker(*arguments: str) -> Iterator[tuple[int, int]]:
     """A broker that keeps nothing, in a process of its own: its `auto` port and process id."""
-    command = [sys.executable, "-c", _SERVE, "serve", "--listen", f"auto://{HOST}:0"]
-    with _server([*command, *arguments], subprocess.PIPE) as process:
+    command = [sys.executable, "-c", _SERVE, "serve", "--memory", "--no-http"]
+    listen = ["--listen", f"auto://{HOST}:0"]
+    with _server([*command, *listen, *arguments], subprocess.PIPE) as process:
         assert process.stdout
         line = process.stdout.readline().decode().strip()
         if not line:

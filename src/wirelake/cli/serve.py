@@ -19,8 +19,10 @@ import typer
 import uvloop
 
 from wirelake.config import Settings, read_settings
+from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import EngineError, WirelakeError
-from wirelake.net.server import Server
+from wirelake.http.server import HttpServer
+from wirelake.net.server import Server, open_engine
 
 log = logging.getLogger("wirelake")
 
@@ -44,8 +46,23 @@ def serve(
         typer.Option("--insecure", help="Let other machines connect although there are no tokens."),
     ] = False,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="What must survive; one broker at a time.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where to keep what must survive; one broker at a time. Without it, `data`.",
+        ),
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Keep everything in memory: nothing survives.")
+    ] = False,
+    http: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where HTTP listens; port 0 is any free one."),
+    ] = None,
+    no_http: Annotated[bool, typer.Option("--no-http", help="No HTTP at all.")] = False,
+    no_capture: Annotated[
+        bool, typer.Option("--no-capture", help="Keep no log of what passes through.")
+    ] = False,
     log_level: Annotated[Level, typer.Option(help="What to log on standard error.")] = "info",
 ) -> None:
     """Run the broker.
@@ -60,7 +77,7 @@ def serve(
 
         wirelake serve
 
-        wirelake serve --listen auto://127.0.0.1:0
+        wirelake serve --listen auto://127.0.0.1:0 --memory --no-http
 
         wirelake serve --config wirelake.toml --data /var/lib/wirelake
 
@@ -76,19 +93,38 @@ def serve(
         settings = read_settings(config) if config else Settings()
         if listen:
             settings = msgspec.structs.replace(settings, listen=tuple(listen))
-        return msgspec.structs.replace(settings, insecure=True) if insecure else settings
+        if insecure:
+            settings = msgspec.structs.replace(settings, insecure=True)
+        if data is not None:
+            settings = msgspec.structs.replace(settings, data=str(data))
+        if http is not None or no_http:
+            settings = msgspec.structs.replace(settings, http="" if no_http else http)
+        if no_capture:
+            capture = msgspec.structs.replace(settings.capture, enabled=False)
+            settings = msgspec.structs.replace(settings, capture=capture)
+        return settings
 
     _allow_many_files()
     try:
-        with _locked(data) if data else contextlib.nullcontext():
-            uvloop.run(_run(Server.configured(read()), read if config else None))
+        settings = read()
+        with contextlib.nullcontext() if memory else _locked(Path(settings.data)):
+            uvloop.run(_run(settings, memory, read if config else None))
     except WirelakeError as error:
         typer.echo(f"wirelake: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-async def _run(server: Server, read: Callable[[], Settings] | None) -> None:
+async def _run(settings: Settings, memory: bool, read: Callable[[], Settings] | None) -> None:
     """Serve until a signal says otherwise."""
+    loop = asyncio.get_running_loop()
+    engine = MemoryEngine() if memory else open_engine(settings, loop)
+    try:
+        await _serve(Server.configured(settings, engine), settings, read)
+    finally:
+        await asyncio.to_thread(engine.close)
+
+
+async def _serve(server: Server, settings: Settings, read: Callable[[], Settings] | None) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
 
@@ -100,11 +136,17 @@ async def _run(server: Server, read: Callable[[], Settings] | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, _read_again, server, read)
-    for listener in await server.start():
-        typer.echo(f"listening on {listener}")
-    await stopped.wait()
-    log.info("stopping")
-    await server.stop()
+    http = None
+    try:
+        for listener in await server.start():
+            typer.echo(f"listening on {listener}")
+        if settings.http:
+            http = HttpServer(server.node, settings.http, insecure=settings.insecure)
+            typer.echo(f"listening on {await http.start()}")
+        await stopped.wait()
+        log.info("stopping")
+    finally:
+        await asyncio.gather(server.stop(), *([http.stop()] if http is not None else []))
 
 
 def _read_again(server: Server, read: Callable[[], Settings] | None) -> None:

@@ -177,10 +177,18 @@ class Engine(ABC):
         """Where each partition of the log begins and ends."""
 
     @abstractmethod
-    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+    def read(
+        self,
+        partition: int,
+        start: int,
+        stop: int,
+        *,
+        may_match: Callable[[str], bool] | None = None,
+    ) -> Iterator[LogBatch]:
         """The batches that hold rows [start, stop), in order; for any thread.
 
-        The first and the last may hold more rows than that.
+        The first and the last may hold more rows than that. Batches that are known to have no row
+        whose address `may_match` may be left out.
         """
 
     # Durability

@@ -122,7 +122,14 @@ class MemoryEngine(Engine):
         self._gather()
         return list(self._positions)
 
-    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+    def read(
+        self,
+        partition: int,
+        start: int,
+        stop: int,
+        *,
+        may_match: Callable[[str], bool] | None = None,
+    ) -> Iterator[LogBatch]:
         """The batches that hold rows [start, stop), in order; for any thread."""
         self._gather()
         with self._reading:

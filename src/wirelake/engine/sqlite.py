@@ -307,9 +307,18 @@ class SqliteEngine(Engine):
         """Where each partition of the log begins and ends."""
         return [] if self._log is None else self._log.positions()
 
-    def read(self, partition: int, start: int, stop: int) -> Iterator[LogBatch]:
+    def read(
+        self,
+        partition: int,
+        start: int,
+        stop: int,
+        *,
+        may_match: Callable[[str], bool] | None = None,
+    ) -> Iterator[LogBatch]:
         """The batches that hold rows [start, stop), in order; for any thread."""
-        return iter(()) if self._log is None else self._log.read(partition, start, stop)
+        if self._log is None:
+            return iter(())
+        return self._log.read(partition, start, stop, may_match=may_match)
 
     # Durability
 

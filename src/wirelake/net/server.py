@@ -20,6 +20,8 @@ from wirelake.broker.node import Node
 from wirelake.config import Listener, QueueEntry, Settings
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.engine.memory import MemoryEngine
+from wirelake.engine.retention import Retention
+from wirelake.engine.sqlite import SqliteEngine
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Limits
 from wirelake.net.access import Access, check_filters, load_certificate, loses, tls_context
@@ -37,6 +39,24 @@ GRACE = 9.0
 BACKLOG = 4096
 
 log = logging.getLogger("wirelake.net")
+
+
+def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> SqliteEngine:
+    """The engine on the disk, as the settings want it."""
+    capture = settings.capture
+    return SqliteEngine(
+        Path(settings.data),
+        loop=loop,
+        capture=capture.enabled,
+        partitions=capture.partitions,
+        compression=capture.compression,
+        segment_bytes=capture.segment,
+        retention=_retention(settings),
+    )
+
+
+def _retention(settings: Settings) -> list[Retention]:
+    return [Retention(rule.filter, rule.age, rule.bytes) for rule in settings.capture.retention]
 
 
 class Server:
@@ -96,6 +116,8 @@ class Server:
         node.flow.policies = dict(flow.policies)
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
+        if isinstance(node.engine, SqliteEngine):
+            node.engine.retention = _retention(settings)
         for queue in settings.queues:
             self._declare(queue)
         node.services.timeout = settings.request_timeout

@@ -1,0 +1,184 @@
+"""Rows a second of `wirelake lake decode`: `python -m bench.decode`.
+
+A raw dump of TMQ 1.01, 128-byte payloads, is read in turns, on `local[2]`, all columns, into a sink
+that keeps nothing:
+- decode: the index pass and the tasks, as the command does it;
+- Parquet: Spark's own scan of the same rows, from the table that decode has written;
+- UDF: a plain-Python UDF that reads spans of 1 MiB frame by frame, for a part of the rows;
+- twice: decode of twice the rows;
+- table: decode as a user runs it, into a Parquet table.
+
+The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from wirelake.message import Message
+from wirelake.spark import session, table
+from wirelake.spark.decode import Capture, Options, Part, decode, messages, plan
+from wirelake.wire import FrameTable, encoder
+
+PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
+DIALECT = "tmq-1.01"
+BLOCK = 10_000
+OPTIONS = Options(dialect=DIALECT)
+
+WANTED = {"decode / UDF": (5.0, "at least"), "decode / Parquet": (0.5, "at least"),
+          "twice / once": (2.1, "at most")}  # fmt: skip
+
+
+def write_dump(path: Path, rows: int) -> None:
+    """A dump of so many messages."""
+    frames = FrameTable(BLOCK)
+    encode = encoder(DIALECT).encode
+    with path.open("wb") as file:
+        for start in range(0, rows, BLOCK):
+            some = range(start, min(rows, start + BLOCK))
+            frames.fill(
+                [Message(f"sensors/{k % 90 + 10}", PAYLOAD, id=f"{k:08}") for k in some], DIALECT
+            )
+            file.write(encode(frames))
+
+
+def plain_frames(data: bytes, partition: int, offset: int) -> Iterator[tuple[Any, ...]]:
+    """What anybody would write: one frame after the other, a tuple for each."""
+    at = 0
+    while at < len(data):
+        kind, flags, id_size, source_size, target_size, content_type, size = struct.unpack_from(
+            ">BBBBBHB", data, at
+        )
+        at += 8
+        if size == 253:
+            (size,) = struct.unpack_from(">H", data, at)
+            at += 2
+        elif size == 254:
+            (size,) = struct.unpack_from(">I", data, at)
+            at += 4
+        fields = []
+        for length in (id_size, source_size, target_size):
+            fields.append(data[at : at + length].decode())
+            at += length
+        payload = data[at : at + size]
+        at += size
+        identity, source, address = fields
+        op = "publish" if kind & 63 == 0x11 else "other"
+        yield (
+            partition, offset, 0, address, op, DIALECT, identity, "", source, "", content_type,
+            kind >> 6 & 1, flags & 63, {}, payload,
+        )  # fmt: skip
+        offset += 1
+
+
+def plain_udf(spark: SparkSession, parts: list[Part]) -> DataFrame:
+    """The rows of these parts, by a plain-Python UDF."""
+    schema = table.LOG_SCHEMA.simpleString().replace("timestamp:timestamp", "timestamp:bigint")
+
+    @F.udf(returnType=f"array<{schema}>", useArrow=False)
+    def read(path: str, place: int, size: int, offset: int) -> list[tuple[Any, ...]]:
+        with open(path, "rb") as file:  # noqa: PTH123 - a plain path
+            file.seek(place)
+            return list(plain_frames(file.read(size), 0, offset))
+
+    spans = [
+        (part.capture.path, span.cells[0], span.cells[1], first + span.first)
+        for part in parts
+        for first, span in part.spans
+    ]
+    names = "path string, place long, size long, offset long"
+    rows = spark.createDataFrame(spans, names).repartition(8)
+    return rows.select(F.inline(read("path", "place", "size", "offset")))
+
+
+def seconds(work: Callable[[], DataFrame]) -> float:
+    """How long it takes to make these rows and throw them away."""
+    start = time.perf_counter()
+    work().write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - start
+
+
+def measure(rows: int, turns: int, share: int, folder: Path) -> dict[str, Any]:
+    """Rows a second of each, and the ratios that are wanted."""
+    dump, target = folder / "dump", str(folder / "table")
+    write_dump(dump, rows)
+    spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
+    try:
+        once = [Capture(str(dump), 0)]
+        twice = [*once, Capture(str(dump), 1)]
+
+        def decoded(captures: list[Capture]) -> DataFrame:
+            plans = spark.sparkContext.parallelize(captures, len(captures)).map(
+                lambda capture: plan(capture, OPTIONS)
+            )
+            return messages(spark, [part for each in plans.collect() for part in each.parts])
+
+        def scanned() -> DataFrame:
+            return table.read(spark, target).select(*table.LOG_SCHEMA.names)
+
+        decode(spark, [str(dump)], target, OPTIONS, overwrite=True)
+        assert scanned().count() == rows
+        parts = plan(once[0], replace(OPTIONS, step=1 << 20)).parts
+        some = parts[: max(1, len(parts) // share)]
+        in_some = sum(span.messages for part in some for _, span in part.spans)
+        works: dict[str, tuple[int, Callable[[], DataFrame]]] = {
+            "decode": (rows, lambda: decoded(once)),
+            "Parquet": (rows, scanned),
+            "twice": (2 * rows, lambda: decoded(twice)),
+            "UDF": (in_some, lambda: plain_udf(spark, some)),
+        }
+        rates = dict.fromkeys([*works, "table"], 0.0)
+        for _ in range(turns):
+            for name, (count, work) in works.items():
+                rates[name] = max(rates[name], count / seconds(work))
+            start = time.perf_counter()
+            decode(spark, [str(dump)], target, OPTIONS, overwrite=True)
+            rates["table"] = max(rates["table"], rows / (time.perf_counter() - start))
+    finally:
+        spark.stop()
+    ratios = {
+        "decode / UDF": rates["decode"] / rates["UDF"],
+        "decode / Parquet": rates["decode"] / rates["Parquet"],
+        "twice / once": 2 * rates["decode"] / rates["twice"],
+    }
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    return {"rows": rows, "machine": machine, "rows_a_second": rates, "ratios": ratios}
+
+
+def main() -> None:
+    """Measure, and say what was wanted."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=4_000_000)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--share", type=int, default=8, help="the UDF reads one part in so many")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(arguments.rows, arguments.turns, arguments.share, Path(folder))
+    print(f"{found['rows']:,} rows of {len(PAYLOAD)} bytes; {found['machine']}")
+    for name, rate in found["rows_a_second"].items():
+        print(f"{name:18} {rate / 1e6:8.3f} M rows/s")
+    for name, ratio in found["ratios"].items():
+        wanted, how = WANTED[name]
+        good = ratio >= wanted if how == "at least" else ratio <= wanted
+        print(f"{name:18} {ratio:8.2f}    {'✓' if good else '✗'} {how} {wanted}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""`wirelake lake`: captures and logs as tables, on Spark."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from wirelake.address import check_filter
+from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token, fail
+from wirelake.cli.show import plain_table, printable, wide_console, write_object
+from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.wire import Dialect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STDOUT = Path("-")
+
+app = typer.Typer(help="Captures and logs as tables, on Spark.", no_args_is_help=True)
+
+Table = Annotated[str, typer.Option("--table", metavar="DIR", help="Where the table is.")]
+Format = Annotated[
+    str, typer.Option("--format", help="Any table format that your Spark has: delta, iceberg, …")
+]
+Master = Annotated[
+    str, typer.Option("--master", help="Where Spark runs; without it, on this machine.")
+]
+
+
+@app.command()
+def decode(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE…", help="Raw dumps of one direction, pcap or pcapng files."),
+    ],
+    table: Table,
+    dialect: Annotated[
+        Dialect | None,
+        typer.Option(help="What is spoken; without it, told from the first bytes."),
+    ] = None,
+    ports: Annotated[
+        str,
+        typer.Option(help="Servers' ports in packets: `known`, `all`, or a list: 7702,9000=kobold"),
+    ] = "known",
+    time: Annotated[
+        str, typer.Option(help="When the messages of raw dumps were sent: they do not say so.")
+    ] = "",
+    split: Annotated[
+        int, typer.Option(min=1, help="MiB that one task decodes, about.", metavar="MIB")
+    ] = 32,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the table; without it, add to it.")
+    ] = False,
+    errors: Annotated[
+        str, typer.Option(metavar="DIR", help="Where the side table is. [default: DIR_errors]")
+    ] = "",
+    format: Format = "parquet",
+    master: Master = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Put the messages of captures into a table.
+
+    What cannot be read goes to a side table with file, byte offset and reason, and stops nothing.
+    Every task reads the files itself: on a cluster they are where all machines see them.
+
+    Examples:
+
+        wirelake lake decode device.bin --table lake/messages
+
+        wirelake lake decode *.pcap --table lake/messages --ports all
+    """
+    for file in files:
+        if not file.is_file():
+            fail(f"{file}: no such file", USAGE)
+    with _spark("wirelake lake decode", master) as spark:
+        from wirelake.spark import decode as job
+        from wirelake.spark import table as tables
+        from wirelake.spark.flows import Ports
+
+        options = job.Options(
+            dialect=dialect or "",
+            ports=Ports.parse(ports),
+            time=_micros("--time", time),
+            step=split << 20,
+        )
+        side = errors or tables.side_table(table)
+        paths = [str(file) for file in files]
+        result = job.decode(
+            spark, paths, table, options, format=format, errors=side, overwrite=overwrite
+        )
+    if as_json:
+        write_object({"messages": result.messages, "errors": result.errors, "table": table})
+    else:
+        typer.echo(f"{result.messages} messages in {table}")
+        if result.errors:
+            typer.echo(f"{result.errors} places could not be read; {side} says why", err=True)
+
+
+@app.command()
+def report(
+    table: Table,
+    out: Annotated[Path, typer.Option(help="The page; `-` is standard output.")] = Path(
+        "report.html"
+    ),
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="The same numbers as JSON.")
+    ] = None,
+    since: Annotated[str, typer.Option("--from", help="Only from this time on (UTC).")] = "",
+    until: Annotated[str, typer.Option("--to", help="Only before this time (UTC).")] = "",
+    filter: Annotated[str, typer.Option(help="Only addresses that match, as in `a/+/c`.")] = "",
+    format: Format = "parquet",
+    master: Master = "",
+) -> None:
+    """Say what is in a table, as one HTML page with charts.
+
+    Examples:
+
+        wirelake lake report --table lake/messages
+
+        wirelake lake report --table lake/messages --from 2026-01-01 --filter 'house/#' --json -
+    """
+    times = _time("--from", since), _time("--to", until)
+    _check_filter(filter)
+    with _spark("wirelake lake report", master) as spark:
+        from wirelake.spark import report as job
+        from wirelake.spark import table as tables
+        from wirelake.spark.page import page
+        from wirelake.spark.session import progress
+
+        rows = tables.read(
+            spark, table, format=format, since=times[0], until=times[1], filter=filter
+        )
+        with progress(spark, "report"):
+            found = job.report(rows)
+    about = {"table": table, "generated": datetime.now(UTC).isoformat(timespec="seconds")}
+    asked = {"from": since or None, "to": until or None, "filter": filter or None}
+    numbers = about | asked | found
+    if as_json is not None:
+        _write(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
+    _write(out, page(numbers))
+    if out != STDOUT:
+        typer.echo(f"{found['messages']} messages; the report is in {out}", err=as_json == STDOUT)
+
+
+@app.command()
+def land(
+    url: Annotated[str, typer.Option(metavar="URL", help="The broker's HTTP: http://host:7780")],
+    table: Table,
+    subscribe: Annotated[
+        str, typer.Option(metavar="FILTER", help="Only these addresses; several with commas.")
+    ] = "",
+    once: Annotated[bool, typer.Option("--once", help="All there is now, and then end.")] = False,
+    every: Annotated[
+        str, typer.Option(metavar="TIME", help="How often, as in 10s or 5m. [default: 10s]")
+    ] = "",
+    format: Format = "parquet",
+    checkpoint: Annotated[
+        str, typer.Option(metavar="DIR", help="What has landed. [default: DIR_checkpoint]")
+    ] = "",
+    compact: Annotated[bool, typer.Option(help="Make few files of many small ones.")] = True,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on where the log has deleted rows already.")
+    ] = False,
+    master: Master = "",
+    token: Token = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a batch.")] = False,
+) -> None:
+    """Put the log of a broker into a table, every row exactly once.
+
+    It goes on where it ended, after any crash too. Rows that have no place in the table go to a
+    side table (DIR_errors) with the reason. SIGTERM and Ctrl-C end it.
+
+    Examples:
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --once
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --every 1m
+    """
+    if once and every:
+        fail("--once and --every exclude each other", USAGE)
+    pause = 0.0 if once else _seconds("--every", every or "10s")
+    with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
+        from wirelake.spark import land as job
+
+        options = job.Options(
+            url=url,
+            table=table,
+            subscribe=subscribe,
+            token=token,
+            format=format,
+            checkpoint=checkpoint,
+            every=pause,
+            compact=compact,
+            skip_lost=skip_lost,
+        )
+        landed = 0
+
+        def told(step: job.Step) -> None:
+            nonlocal landed
+            landed += step.rows
+            if as_json:
+                write_object({"batch": step.batch, "rows": step.rows, "lag": step.lag})
+            else:
+                typer.echo(f"{landed} rows landed, {step.lag} to go")
+
+        rows = job.land(spark, options, told, stop.is_set)
+    if not as_json:
+        typer.echo(f"{rows} rows in {table}")
+
+
+@app.command()
+def replay(
+    table: Table,
+    to: Annotated[
+        str, typer.Option(metavar="URL", help="The broker and the dialect: kobold-2://host:7702")
+    ],
+    filter: Annotated[str, typer.Option(help="Only addresses that match, as in `a/+/c`.")] = "",
+    since: Annotated[str, typer.Option("--from", help="Only from this time on (UTC).")] = "",
+    until: Annotated[str, typer.Option("--until", help="Only before this time (UTC).")] = "",
+    speed: Annotated[
+        str, typer.Option(metavar="N", help="Times the original pace; `max` is flat out.")
+    ] = "1",
+    format: Format = "parquet",
+    master: Master = "",
+    token: Token = "",
+) -> None:
+    """Publish the messages of a table to a broker again, in their order.
+
+    Examples:
+
+        wirelake lake replay --table lake/messages --to kobold-2://localhost --speed 10
+
+        wirelake lake replay --table lake/messages --to tmq://localhost --filter 'house/#' \\
+            --from 2026-01-31 --speed max
+    """
+    times = _time("--from", since), _time("--until", until)
+    _check_filter(filter)
+    with (
+        _spark("wirelake lake replay", master) as spark,
+        Progress(
+            *Progress.get_default_columns(), console=Console(stderr=True), transient=True
+        ) as bar,
+    ):
+        from wirelake.client.url import parse
+        from wirelake.spark import replay as job
+
+        parse(to, token=token)  # what is wrong with it is told before Spark has worked for it
+        options = job.Options(
+            table=table,
+            to=to,
+            format=format,
+            filter=filter,
+            since=times[0],
+            until=times[1],
+            speed=0.0 if speed == "max" else _speed(speed),
+            token=token,
+        )
+        shown = bar.add_task("replay", total=None)
+        done = job.replay(
+            spark, options, lambda step: bar.update(shown, completed=step.sent, total=step.total)
+        )
+    typer.echo(f"{done.sent} messages published")
+    if done.skipped:
+        typer.echo(f"{done.skipped} messages cannot be said in this dialect", err=True)
+
+
+@app.command()
+def sql(
+    statement: Annotated[str, typer.Argument(metavar="SQL", help="Over `lake`, `log` or both.")],
+    table: Annotated[
+        str, typer.Option("--table", metavar="DIR", help="The table, as `lake`.")
+    ] = "",
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The broker's HTTP; its log, as `log`.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="With a line of names.")] = False,
+    format: Format = "parquet",
+    master: Master = "",
+    token: Token = "",
+) -> None:
+    """Ask a question of a table, and of a broker's log as it is now.
+
+    Examples:
+
+        wirelake lake sql "SELECT address, count(*) FROM lake GROUP BY 1" --table lake/messages
+
+        wirelake lake sql "SELECT * FROM log WHERE address = 'house/door'" --url http://127.0.0.1:7780
+    """
+    if as_json and as_csv:
+        fail("--json and --csv exclude each other", USAGE)
+    with _spark("wirelake lake sql", master) as spark:
+        from wirelake.spark import sql as job
+        from wirelake.spark.session import progress, spark_errors
+
+        found = job.query(spark, statement, lake=table, format=format, url=url, token=token)
+        with spark_errors():
+            if as_json:
+                for row in found.toLocalIterator():
+                    names = zip(found.columns, row, strict=True)
+                    write_object({name: job.for_programs(value) for name, value in names})
+            elif as_csv:
+                lines = csv.writer(sys.stdout)
+                lines.writerow(found.columns)
+                lines.writerows(map(job.for_people, row) for row in found.toLocalIterator())
+            else:
+                shown = plain_table()
+                for name in found.columns:
+                    shown.add_column(printable(name))
+                with progress(spark, "sql"):
+                    rows = found.collect()
+                for row in rows:
+                    shown.add_row(*(escape(printable(job.for_people(value))) for value in row))
+                wide_console().print(shown)
+
+
+@contextmanager
+def _spark(name: str, master: str) -> Iterator[SparkSession]:
+    """A Spark session for one job; its errors are one line."""
+    try:
+        from wirelake.spark import session
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("pyspark", "py4j")):
+            raise
+        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
+    try:
+        spark = session.start(name, master)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    except WirelakeError as error:
+        fail(str(error), FAILED)
+
+
+def _check_filter(filter: str) -> None:
+    try:
+        if filter:
+            check_filter(filter)
+    except RefusedError as error:
+        fail(f"--filter: {error.text}", USAGE)
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set."""
+    stop = threading.Event()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(one, lambda *_: stop.set()) for one in signals]
+    try:
+        yield stop
+    finally:
+        for one, handler in zip(signals, before, strict=True):
+            signal.signal(one, handler)
+
+
+def _seconds(option: str, text: str) -> float:
+    """A time such as 500ms, 10s, 5m or 1h."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
+    if found is None or not int(found[1]):
+        fail(f"{option}: {text!r} is no time, such as 500ms, 10s, 5m or 1h", USAGE)
+    return int(found[1]) * units[found[2]]
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        fail(f"--speed: {text!r} is neither a number above 0 nor max", USAGE)
+    return speed
+
+
+def _write(file: Path, text: str) -> None:
+    if file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{file}: {error.strerror}", FAILED)
+
+
+def _time(option: str, text: str) -> datetime | None:
+    """A time as people write it, in UTC unless it says otherwise."""
+    if not text:
+        return None
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        fail(f"{option}: {text!r} is no time, such as 2026-01-31 or 2026-01-31T12:00", USAGE)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def _micros(option: str, text: str) -> int:
+    time = _time(option, text)
+    return 0 if time is None else round(time.timestamp() * 1_000_000)

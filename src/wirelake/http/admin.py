@@ -1,0 +1,325 @@
+"""What operators see and do: health, addresses, connections, queues, queries."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wirelake.address import check_address, check_topic
+from wirelake.broker.node import Node
+from wirelake.broker.queues import DEAD, Queue
+from wirelake.broker.rights import Rights
+from wirelake.config import QueueEntry
+from wirelake.engine.base import QueueSettings, Stored
+from wirelake.errors import RefusedError
+from wirelake.http.exchange import (
+    MOST,
+    MOST_BYTES,
+    answer,
+    as_json,
+    body,
+    number,
+    one,
+    path_part,
+    query,
+    refused,
+    require,
+    require_admin,
+    rights_of,
+)
+from wirelake.http.gate import Gate
+from wirelake.http.ledger import Ledger
+
+#: Messages that are moved in one turn of the broker's event loop.
+MOVED_AT_ONCE = 500
+#: A description of a queue, or of a query's progress, in bytes.
+SMALL_BODY = 64 << 10
+
+
+class Admin:
+    """The endpoints of an operator."""
+
+    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+        self._gate = gate
+        self._node: Node = gate.node
+        self._ledger = ledger
+
+    # Health
+
+    async def health(self, request: Request) -> Response:
+        """Is everything that is accepted kept?"""
+        query(request)
+        engine = self._node.engine
+        try:
+            trouble, backlog = await self._gate.ask(lambda: (engine.trouble, engine.backlog))
+        except RefusedError as error:
+            return refused(error.code, error.text, state="silent")
+        if trouble:
+            return refused("busy", trouble, state="trouble", backlog=backlog)
+        if backlog > self._node.capture.backlog:
+            text = "more waits for the disk than may"
+            return refused("busy", text, state="behind", backlog=backlog)
+        return answer({"state": "ok", "backlog": backlog})
+
+    # Addresses and connections
+
+    async def addresses(self, request: Request) -> Response:
+        """What is subscribed to, queued and served, as far as these rights go."""
+        query(request)
+        rights = rights_of(request, self._node)
+        return answer(await self._gate.ask(lambda: self._addresses(rights)))
+
+    def _addresses(self, rights: Rights) -> dict[str, Any]:
+        topics: dict[str, int] = {}
+        for session in self._node.sessions:
+            for filter in session.filters:
+                topics[filter] = topics.get(filter, 0) + 1
+        services = self._node.services.addresses()
+        return {
+            "topics": [
+                {"filter": filter, "subscribers": count}
+                for filter, count in sorted(topics.items())
+                if rights.allows("subscribe", filter)
+            ],
+            "queues": sorted(
+                queue.settings.name
+                for queue in self._node.queues.all()
+                if rights.allows("subscribe", queue.settings.name)
+            ),
+            "services": [
+                {"address": address, "servers": servers}
+                for address, servers in sorted(services.items())
+                if rights.allows("publish", address)
+            ],
+        }
+
+    async def connections(self, request: Request) -> Response:
+        """Who is connected."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        return answer({"connections": await self._gate.ask(self._connections)})
+
+    def _connections(self) -> list[dict[str, Any]]:
+        now = time.monotonic()
+        return [
+            {
+                "number": session.number,
+                "id": session.client_id,
+                "dialect": session.dialect,
+                "peer": session.link.peer,
+                "rights": session.rights.name,
+                "subscriptions": [*session.filters, *session.consumes],
+                "bytes_waiting": session.link.buffered,
+                "silent": round(max(0.0, now - session.last_heard), 3),
+                "waits": bool(session.waits_for),
+            }
+            for session in self._node.sessions
+        ]
+
+    # Queues
+
+    async def queues(self, request: Request) -> Response:
+        """The queues that these rights may consume."""
+        query(request)
+        rights = rights_of(request, self._node)
+
+        def states() -> list[dict[str, Any]]:
+            now = time.monotonic()
+            return [
+                _described(queue, now)
+                for queue in self._node.queues.all()
+                if rights.allows("subscribe", queue.settings.name)
+            ]
+
+        return answer({"queues": await self._gate.ask(states)})
+
+    async def queue(self, request: Request) -> Response:
+        """One queue: its settings and its state."""
+        query(request)
+        name = self._queue_name(request, "subscribe")
+        return answer(
+            await self._gate.ask(lambda: _described(self._node.queues.get(name), time.monotonic()))
+        )
+
+    async def declare(self, request: Request) -> Response:
+        """Make a queue, or change the settings of one."""
+        query(request)
+        rights = rights_of(request, self._node)
+        name = check_topic(path_part(request, "name"))
+        require(rights, "publish", name)
+        require(rights, "subscribe", name)
+        wanted = _parsed(await body(request, SMALL_BODY) or b"{}", dict[str, Any])
+
+        def declare() -> tuple[dict[str, Any], bool]:
+            is_new = name not in self._node.queues
+            if is_new:
+                self._node.queues.declare(_settings(QueueSettings(name), wanted))
+            else:
+                queue = self._node.queues.get(name)
+                settings = _settings(queue.settings, wanted)
+                if settings != queue.settings:
+                    require_admin(rights)
+                    queue.settings = settings
+                    self._node.engine.declare(settings)
+            return _described(self._node.queues.get(name), time.monotonic()), is_new
+
+        state, is_new = await self._gate.change(declare)
+        return answer(state, 201 if is_new else 200)
+
+    async def remove(self, request: Request) -> Response:
+        """Remove a queue with all that is in it."""
+        query(request)
+        name = self._queue_name(request, "admin")
+        await self._gate.change(lambda: self._node.queues.remove(name))
+        return Response(status_code=204)
+
+    async def peek(self, request: Request) -> Response:
+        """The messages that come next, without taking them."""
+        count = number(one(query(request, "count"), "count", "10"), "count", least=1, most=MOST)
+        name = self._queue_name(request, "subscribe")
+
+        def peek() -> list[Stored]:
+            queue = self._node.queues.get(name)
+            queue.dispatch(time.monotonic())  # what has become due comes next, too
+            return queue.peek(count)
+
+        found = await self._gate.ask(peek)
+        shown: list[dict[str, Any]] = []
+        size = 0
+        for stored in found:
+            size += len(stored.message.payload)
+            if shown and size > MOST_BYTES:
+                break
+            more = {"sequence": stored.sequence, "attempts": stored.attempts}
+            shown.append(as_json(stored.message, **more))
+        return answer({"messages": shown})
+
+    async def purge(self, request: Request) -> Response:
+        """Throw away all that nobody holds."""
+        query(request)
+        name = self._queue_name(request, "admin")
+        return answer(
+            {"purged": await self._gate.change(lambda: self._node.queues.get(name).purge())}
+        )
+
+    async def move(self, request: Request) -> Response:
+        """Give messages to another queue: dead letters back to where they came from, say."""
+        found = query(request, "to", "count")
+        name = self._queue_name(request, "admin")
+        to = one(found, "to") or name.removesuffix(DEAD)
+        if check_topic(to) == name:
+            raise RefusedError("bad_request", "say where to: this is no queue of dead letters")
+        count = number(one(found, "count", str(2**31)), "count", least=1)
+        return answer({"moved": await self._gate.run(self._move(name, to, count)), "to": to})
+
+    async def _move(self, name: str, to: str, count: int) -> int:
+        """On the broker's loop: move messages in turns; what comes meanwhile stays."""
+        source = self._node.queues.get(name)
+        count = min(count, len(source))
+        target = self._node.queues.declare(QueueSettings(to))
+        self._node.capture.check_disk()
+        moved = 0
+        while moved < count:
+            now = time.monotonic()
+            some = source.move_to(target, min(MOVED_AT_ONCE, count - moved), now)
+            if some == 0:
+                break
+            moved += some
+            await asyncio.sleep(0)
+        await self._gate.durable()
+        return moved
+
+    def _queue_name(self, request: Request, kind: str) -> str:
+        rights = rights_of(request, self._node)
+        name = check_address(path_part(request, "name"))
+        if kind == "admin":
+            require_admin(rights)
+        else:
+            require(rights, kind, name)
+        return name
+
+    # Queries
+
+    async def progress(self, request: Request) -> Response:
+        """How far every query has read."""
+        query(request)
+        rights = rights_of(request, self._node)
+        _require_reader(rights)
+        return answer({"queries": await self._gate.ask(self._progress)})
+
+    def _progress(self) -> list[dict[str, Any]]:
+        lags = self._ledger.lags()
+        return [
+            {
+                "query": query,
+                "time": int(progress.time * 1_000_000),
+                "offsets": {str(key): value for key, value in progress.offsets.items()},
+                "lags": {str(key): value for key, value in lags[query].items()},
+                "lag": sum(lags[query].values()),
+            }
+            for query, progress in sorted(self._ledger.queries.items())
+        ]
+
+    async def advance(self, request: Request) -> Response:
+        """A query says how far it has read."""
+        query(request)
+        _require_reader(rights_of(request, self._node))
+        name = path_part(request, "query")
+        offsets = _parsed(await body(request, SMALL_BODY), dict[str, int])
+
+        def advance() -> int:
+            ends = {str(one.partition): one.next for one in self._node.engine.positions()}
+            for partition, offset in offsets.items():
+                if partition not in ends:
+                    raise RefusedError("bad_request", f"the log has no partition {partition}")
+                if not 0 <= offset <= ends[partition]:
+                    text = f"partition {partition} ends at {ends[partition]}, not {offset}"
+                    raise RefusedError("bad_request", text)
+            self._ledger.advance(name, {int(key): value for key, value in offsets.items()})
+            return sum(self._ledger.lags()[name].values())
+
+        return answer({"query": name, "lag": await self._gate.change(advance)})
+
+    async def forget(self, request: Request) -> Response:
+        """A query reads no more."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        name = path_part(request, "query")
+        await self._gate.change(lambda: self._ledger.forget(name))
+        return Response(status_code=204)
+
+
+def _described(queue: Queue, now: float) -> dict[str, Any]:
+    """A queue's settings and state."""
+    return {**dataclasses.asdict(queue.settings), **queue.state(now)}
+
+
+def _settings(settings: QueueSettings, wanted: dict[str, Any]) -> QueueSettings:
+    """Settings with some of them changed, as strictly checked as those of a file."""
+    given = dataclasses.asdict(settings)
+    content_type = given.pop("content_type")
+    if unknown := sorted(wanted.keys() - given.keys() | wanted.keys() & {"name"}):
+        raise RefusedError("bad_request", f"there is no setting {unknown[0]} of a queue")
+    try:
+        entry = msgspec.convert({**given, **wanted}, QueueEntry)
+    except msgspec.ValidationError as error:
+        raise RefusedError("bad_request", str(error)) from None
+    return QueueSettings(**msgspec.structs.asdict(entry), content_type=content_type)
+
+
+def _parsed(data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RefusedError("bad_request", f"the body: {error}") from None
+
+
+def _require_reader(rights: Rights) -> None:
+    if not (rights.admin or rights.subscribe):
+        raise RefusedError("unauthorized", "this is for those who may read the log")

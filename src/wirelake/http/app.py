@@ -1,0 +1,347 @@
+"""The HTTP interface: what is where, and the endpoints of messages and of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import html
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from wirelake import __version__
+from wirelake.address import check_filter, check_topic
+from wirelake.broker.local import DIALECT
+from wirelake.broker.node import Node
+from wirelake.engine.base import Position
+from wirelake.errors import EngineError, RefusedError
+from wirelake.http.admin import Admin
+from wirelake.http.exchange import (
+    Doorman,
+    RangeError,
+    Stream,
+    answer,
+    body,
+    header,
+    header_pairs,
+    number,
+    on_disconnect,
+    on_failure,
+    on_http_error,
+    on_refused,
+    one,
+    path_part,
+    peer,
+    query,
+    require,
+    require_admin,
+    rights_of,
+)
+from wirelake.http.gate import Gate
+from wirelake.http.keys import Keys
+from wirelake.http.ledger import Ledger
+from wirelake.http.log import Selection, find_time, parse_time, parts, select, stream
+from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
+from wirelake.http.openapi import description
+from wirelake.http.publishing import Events, Publisher
+from wirelake.http.rows import read_rows
+from wirelake.message import Message
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+
+ARROW = "application/vnd.apache.arrow.stream"
+
+#: Threads that read the log and Arrow bodies; one of them waits for the disk now and then.
+THREADS = 4
+#: Event streams at a time.
+MOST_EVENTS = 256
+MAX_ID = 255
+
+
+class Api:
+    """The endpoints that are not an operator's, and what all of them share."""
+
+    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+        self._gate = gate
+        self._node: Node = gate.node
+        self._ledger = ledger
+        self.admin = Admin(gate, ledger)
+        self.keys = Keys(gate)
+        self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
+        self._publisher = Publisher(gate, ledger, self._executor)
+        self._events: set[Events] = set()
+
+    def stop_events(self) -> None:
+        """Let every event stream end."""
+        for events in list(self._events):
+            events.end()
+
+    def close(self) -> None:
+        """End the threads."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    # About
+
+    async def about(self, request: Request) -> Response:
+        """What this is."""
+        query(request)
+        return HTMLResponse(_page("", _ABOUT))
+
+    async def docs(self, request: Request) -> Response:
+        """The interface, for people."""
+        query(request)
+        return HTMLResponse(_page("HTTP interface", _operations(description())))
+
+    async def openapi(self, request: Request) -> Response:
+        """The interface, for programs."""
+        query(request)
+        return answer(description())
+
+    async def metrics(self, request: Request) -> Response:
+        """Figures for Prometheus."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        taken = await self._gate.ask(lambda: snapshot(self._node, self._ledger))
+        return Response(as_text(taken), media_type=CONTENT_TYPE)
+
+    # Messages
+
+    async def publish(self, request: Request) -> Response:
+        """Publish one message."""
+        query(request)
+        rights = rights_of(request, self._node)
+        address = check_topic(path_part(request, "address"))
+        require(rights, "publish", address)
+        headers = header_pairs(request, "wirelake-header-")
+        if any(name.startswith("$") for name in headers):
+            raise RefusedError("bad_request", "names that begin with `$` are ours")
+        names = ("wirelake-id", "wirelake-correlation-id", "wirelake-client")
+        identity, correlation_id, client = (header(request, name) for name in names)
+        if any(len(text.encode()) > MAX_ID for text in (identity, correlation_id, client)):
+            raise RefusedError("bad_request", f"an id has at most {MAX_ID} bytes")
+        ttl = number(header(request, "wirelake-ttl") or "0", "Wirelake-Ttl", most=2**31 - 1)
+        priority = header(request, "wirelake-priority") or "0"
+        message = Message(
+            address=address,
+            payload=await body(request, self._node.limits.message),
+            priority=number(priority, "Wirelake-Priority", most=1),
+            ttl=ttl,
+            headers=headers,
+            id=identity,
+            correlation_id=correlation_id,
+            source=client,
+            dialect=DIALECT,
+        )
+        await self._publisher.publish(rights, message, peer(request))
+        return answer({"address": address}, 202)
+
+    async def publish_rows(self, request: Request) -> Response:
+        """Publish the rows of an Arrow stream."""
+        found = query(request, "producer", "sequence")
+        producer, sequence = one(found, "producer"), one(found, "sequence")
+        if bool(producer) != bool(sequence):
+            raise RefusedError("bad_request", "a producer has a sequence, and a sequence one")
+        if len(sequence.encode()) > MAX_ID - 20:
+            raise RefusedError("bad_request", f"a sequence has at most {MAX_ID - 20} bytes")
+        rights = rights_of(request, self._node)
+        if not rights.publish:
+            raise RefusedError("unauthorized", "no right to publish")
+        limits = self._node.limits
+        data = await body(request, limits.sequence)
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._executor, read_rows, data, limits)
+        is_new = True
+        if producer:
+            is_new = await self._publisher.publish_once(
+                rights, rows, peer(request), producer, sequence
+            )
+        else:
+            await self._publisher.publish_rows(rights, rows, peer(request))
+        return answer({"published": len(rows) if is_new else 0, "duplicate": not is_new}, 202)
+
+    async def events(self, request: Request) -> Response:
+        """What is published from now on."""
+        filters = [check_filter(one) for one in query(request, "filter").get("filter", [])]
+        if not filters:
+            raise RefusedError("bad_request", "say which addresses: filter=…")
+        if len(self._events) >= MOST_EVENTS:
+            raise RefusedError("busy", f"{MOST_EVENTS} event streams are open already")
+        events = Events(self._gate, rights_of(request, self._node), filters, peer(request))
+        await events.open()
+        self._events.add(events)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+        def ended() -> None:
+            self._events.discard(events)
+            events.close()
+
+        return Stream(events.stream(), headers, "text/event-stream", ended)
+
+    # The log
+
+    async def log(self, request: Request) -> Response:
+        """The partitions of the log."""
+        given = one(query(request, "time"), "time")
+        rights = rights_of(request, self._node)
+        if not (rights.admin or rights.subscribe):
+            raise RefusedError("unauthorized", "no right to read the log")
+        positions = await self._gate.ask(self._node.engine.positions)
+        shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in positions]
+        if given:
+            moment = parse_time(given, "time")
+            for position, described in zip(positions, shown, strict=True):
+                described["at"] = await self._find(position, moment)
+        return answer({"partitions": shown})
+
+    async def _find(self, position: Position, moment: int) -> int:
+        loop = asyncio.get_running_loop()
+        engine = self._node.engine
+        return await loop.run_in_executor(self._executor, find_time, engine, position, moment)
+
+    async def partition(self, request: Request) -> Response:
+        """Rows of a partition."""
+        known = ("from", "to", "filter", "columns", "limit", "time_from")
+        found = query(request, *known)
+        rights = rights_of(request, self._node)
+        columns = [name for text in found.get("columns", []) for name in text.split(",")]
+        limit = -1
+        if one(found, "limit"):
+            limit = number(one(found, "limit"), "limit")
+        selection = select(rights, found.get("filter", []), columns, limit)
+        positions = await self._gate.ask(self._node.engine.positions)
+        wanted = number(path_part(request, "partition"), "the partition")
+        if wanted >= len(positions):
+            raise RefusedError("not_found", f"the log has {len(positions)} partitions")
+        start, stop = await self._range(found, positions[wanted], selection)
+        headers = {"Wirelake-From": str(start)}
+        if limit < 0 or not (selection.pattern or selection.ops):
+            headers["Wirelake-Next"] = str(stop)
+        pieces = parts(self._node.engine, wanted, start, stop, selection)
+        return Stream(stream(pieces, self._executor), headers, ARROW, bool)
+
+    async def _range(
+        self, found: dict[str, list[str]], position: Position, selection: Selection
+    ) -> tuple[int, int]:
+        """The offsets that were asked for, if the log has them."""
+        start, stop = position.first, position.next
+        if given := one(found, "time_from"):
+            if "from" in found:
+                raise RefusedError("bad_request", "from and time_from exclude each other")
+            start = await self._find(position, parse_time(given, "time_from"))
+        elif given := one(found, "from"):
+            start = number(given, "from")
+        if given := one(found, "to"):
+            stop = number(given, "to")
+        if not position.first <= start <= position.next or not stop <= position.next:
+            raise RangeError(position.first, position.next)
+        if stop < start:
+            raise RefusedError("bad_request", "to is before from")
+        if selection.limit >= 0 and not (selection.pattern or selection.ops):
+            stop = min(stop, start + selection.limit)
+        return start, stop
+
+
+def routes(api: Api) -> list[Resource]:
+    """What is where; the longer paths first, since an address may have any number of slashes."""
+    admin, keys = api.admin, api.keys
+    return [
+        Resource("/", GET=api.about),
+        Resource("/docs", GET=api.docs),
+        Resource("/openapi.json", GET=api.openapi),
+        Resource("/healthz", GET=admin.health),
+        Resource("/metrics", GET=api.metrics),
+        Resource("/v1/addresses", GET=admin.addresses),
+        Resource("/v1/connections", GET=admin.connections),
+        Resource("/v1/queues", GET=admin.queues),
+        Resource("/v1/queues/{name:path}/messages", GET=admin.peek),
+        Resource("/v1/queues/{name:path}/purge", POST=admin.purge),
+        Resource("/v1/queues/{name:path}/move", POST=admin.move),
+        Resource("/v1/queues/{name:path}", GET=admin.queue, PUT=admin.declare, DELETE=admin.remove),
+        Resource("/v1/store", GET=keys.list),
+        Resource("/v1/store/{key:path}", GET=keys.read, PUT=keys.write, DELETE=keys.delete),
+        Resource("/v1/publish", POST=api.publish_rows),
+        Resource("/v1/publish/{address:path}", POST=api.publish),
+        Resource("/v1/events", GET=api.events),
+        Resource("/v1/log", GET=api.log),
+        Resource("/v1/log/{partition}", GET=api.partition),
+        Resource("/v1/progress", GET=admin.progress),
+        Resource("/v1/progress/{query}", POST=admin.advance, DELETE=admin.forget),
+    ]
+
+
+class Resource(Route):
+    """A path and what can be done to it: all other methods are refused, whoever else would match.
+
+    Otherwise a PUT to `/v1/queues/jobs/purge` would make a queue of that name.
+    """
+
+    def __init__(self, path: str, **endpoints: Endpoint) -> None:
+        self.endpoints = endpoints
+        super().__init__(path, self._do, methods=_METHODS)
+
+    async def _do(self, request: Request) -> Response:
+        endpoint = self.endpoints.get("GET" if request.method == "HEAD" else request.method)
+        if endpoint is None:
+            raise HTTPException(405, headers={"Allow": ", ".join(sorted(self.endpoints))})
+        return await endpoint(request)
+
+
+def application(api: Api, *, local: bool) -> Starlette:
+    """The application; `local`: only this machine can reach it."""
+    app = Starlette(
+        routes=routes(api),
+        middleware=[Middleware(Doorman, local=local)],
+        exception_handlers={
+            RefusedError: on_refused,
+            EngineError: on_refused,
+            ClientDisconnect: on_disconnect,
+            HTTPException: on_http_error,
+            Exception: on_failure,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+_ABOUT = f"""
+<p>A message broker that speaks several wire protocols at once, and keeps what passes through it in
+a columnar log. This is version {__version__}.</p>
+<ul>
+<li><a href="/docs">The HTTP interface</a>, <a href="/openapi.json">as OpenAPI</a></li>
+<li><a href="/healthz">Health</a>, <a href="/metrics">metrics</a></li>
+<li><a href="/v1/addresses">Addresses</a>, <a href="/v1/queues">queues</a>,
+<a href="/v1/store">keys</a>, <a href="/v1/log">the log</a></li>
+</ul>
+"""
+
+
+def _operations(described: dict[str, Any]) -> str:
+    """Every operation, as a list."""
+    lines = ["<dl>"]
+    for path, operations in described["paths"].items():
+        for method, operation in operations.items():
+            names = ", ".join(one["name"] for one in operation.get("parameters", []))
+            text = " ".join(filter(None, (operation["summary"], operation.get("description", ""))))
+            lines.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt>")
+            lines.append(f"<dd>{html.escape(text)} <small>{html.escape(names)}</small></dd>")
+    return "\n".join([*lines, "</dl>"])
+
+
+def _page(title: str, content: str) -> str:
+    heading = f"Wirelake: {title}" if title else "Wirelake"
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        "<style>body{font:16px/1.5 system-ui;max-width:45em;margin:2em auto;padding:0 1em}"
+        "dt{margin-top:.7em}small{color:#666}</style>"
+        f"<title>{heading}</title><h1>{heading}</h1>{content}</html>"
+    )

@@ -1,0 +1,360 @@
+"""One request and its answer: parameters in, JSON out, and every error as an HTTP status, once.
+
+Routing is done on the path as it was sent, with its percent signs, so that a `%2F` is a slash of
+an address while a `/` may also separate what stands behind it (`/v1/queues/a/b/messages`). What is
+taken from a path must be UTF-8, and so must header values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ipaddress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from wirelake.broker.rights import Rights
+from wirelake.errors import EngineError, RefusedError
+from wirelake.message import Message
+
+if TYPE_CHECKING:
+    from wirelake.broker.node import Node
+
+#: The spec's codes as HTTP has them; `unauthorized` is 401 for those who gave no token.
+STATUSES = {
+    "bad_request": 400,
+    "unauthorized": 403,
+    "not_found": 404,
+    "exists": 409,
+    "conflict": 409,
+    "too_large": 413,
+    "no_service": 503,
+    "timeout": 504,
+    "busy": 503,
+    "closed": 503,
+}
+
+#: A client may pause so long within a body (seconds).
+PATIENCE = 30.0
+#: Bytes of bodies that are held at a time: four of the largest.
+BODIES = 256 << 20
+
+#: What is listed at most: messages or keys, and bytes of them.
+MOST = 1000
+MOST_BYTES = 8 << 20
+
+_LARGEST = 2**63 - 1
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A value as JSON."""
+    return Response(_encode(value), status, headers, "application/json")
+
+
+def refused(
+    code: str, text: str, status: int = 0, headers: Mapping[str, str] | None = None, **more: object
+) -> Response:
+    """An error, as every one looks."""
+    status = status or STATUSES[code]
+    extra = {"Retry-After": "1"} if status == 503 else {}
+    if status == 401:
+        extra["WWW-Authenticate"] = "Bearer"
+    return answer({"error": code, "text": text, **more}, status, {**extra, **(headers or {})})
+
+
+class TokenError(RefusedError):
+    """A token that nobody has."""
+
+
+class PreconditionError(RefusedError):
+    """What the client expected of a key is not so."""
+
+
+class RangeError(RefusedError):
+    """Rows that the log does not have: it has [first, next)."""
+
+    def __init__(self, first: int, following: int) -> None:
+        super().__init__("not_found", f"the log has the offsets from {first} up to {following}")
+        self.first = first
+        self.following = following
+
+
+async def on_refused(request: Request, error: Exception) -> Response:
+    """What a RefusedError or an EngineError is to a client."""
+    match error:
+        case RangeError():
+            return refused(error.code, error.text, 416, first=error.first, next=error.following)
+        case PreconditionError():
+            return refused(error.code, error.text, 412)
+        case RefusedError():
+            has_token = bool(request.headers.get("authorization"))
+            is_stranger = isinstance(error, TokenError) or not has_token
+            status = 401 if error.code == "unauthorized" and is_stranger else 0
+            return refused(error.code, error.text, status)
+        case EngineError():
+            return refused("busy", error.reason)
+        case _:
+            raise error
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """What Starlette refuses by itself: paths and methods that are not there."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        text = f"{request.method} cannot be done to this"
+        return refused("bad_request", text, 405, error.headers)
+    return refused("not_found", "there is nothing here; see /docs", 404)
+
+
+async def on_failure(request: Request, error: Exception) -> Response:
+    """A fault of our own; it is in the log."""
+    return refused("internal", "the broker failed to answer this", 500)
+
+
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    """The client went away while it was heard; nobody reads this."""
+    return refused("closed", "the client went away", 503)
+
+
+class Stream(StreamingResponse):
+    """An answer of which nobody knows how long it is; `ended` is called in any case.
+
+    A client that asks for its head alone gets that.
+    """
+
+    def __init__(
+        self,
+        content: AsyncGenerator[bytes | memoryview],
+        headers: Mapping[str, str],
+        media_type: str,
+        ended: Callable[[], object],
+    ) -> None:
+        super().__init__(content, 200, headers, media_type)
+        self._content = content
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            if scope["method"] == "HEAD":
+                head = Response(None, self.status_code)
+                head.raw_headers = self.raw_headers
+                await head(scope, receive, send)
+            else:
+                await super().__call__(scope, receive, send)
+        finally:
+            self._ended()
+            await self._content.aclose()  # now, and not when somebody collects it
+
+
+class Memory:
+    """The bytes of bodies that are held at a time, of all requests together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+
+    def take(self, size: int) -> None:
+        """Hold so many more, or refuse."""
+        if self._held + size > self._most:
+            raise RefusedError("busy", "too much is being published by HTTP at the same time")
+        self._held += size
+
+    def give_back(self, size: int) -> None:
+        """Hold so many less."""
+        self._held -= size
+
+
+class Doorman:
+    """Lets requests in whose path is routed as it was sent, and that no web page made up.
+
+    Where no tokens are asked for, any page in a browser on this machine could otherwise use the
+    broker: by a request from a foreign origin, or by a name that leads to the loopback address.
+    """
+
+    def __init__(self, app: ASGIApp, *, local: bool) -> None:
+        self._app = app
+        self._local = local
+        self._memory = Memory(BODIES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http":
+            path = scope["raw_path"].decode("latin-1")
+            scope = {**scope, "path": path, "memory": self._memory, "held": [0]}
+            headers = dict(scope["headers"])
+            host = headers.get(b"host", b"").decode("latin-1")
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            if (origin and not _is_same(origin, host)) or (self._local and not _is_local(host)):
+                text = "requests of other web pages are not taken"
+                await refused("unauthorized", text, 403)(scope, receive, send)
+                return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._memory.give_back(scope.get("held", [0])[0])
+
+
+def _is_same(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc.lower() == host.lower()
+    except ValueError:
+        return False
+
+
+def _is_local(host: str) -> bool:
+    """Is this an address, and not a name that anybody may have made up?"""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name in ("", "localhost"):
+            return True
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def peer(request: Request) -> str:
+    """Who sent a request, for people."""
+    return f"{request.client.host}:{request.client.port}" if request.client else "?"
+
+
+def rights_of(request: Request, node: Node) -> Rights:
+    """What whoever sent this may do."""
+    given = request.headers.get("authorization", "")
+    if not given:
+        return node.rights_of_strangers
+    kind, _, token = given.partition(" ")
+    rights = node.tokens(token.strip()) if kind.lower() == "bearer" else None
+    if rights is None:
+        raise TokenError("unauthorized", "the token is not known")
+    return rights
+
+
+def require(rights: Rights, kind: str, filter: str) -> None:
+    """Refuse those who may not do this kind of thing to a filter's addresses."""
+    if not rights.allows(kind, filter):
+        raise RefusedError("unauthorized", f"no right to {kind} {filter}")
+
+
+def require_admin(rights: Rights) -> None:
+    """Refuse those who are no operators."""
+    if not rights.admin:
+        raise RefusedError("unauthorized", "this is for operators")
+
+
+def path_part(request: Request, name: str) -> str:
+    """A part of the path, decoded."""
+    return _text(unquote_to_bytes(request.path_params[name]), "the path")
+
+
+def query(request: Request, *known: str) -> dict[str, list[str]]:
+    """The parameters of the query, of which these may be there; a wrong one is told."""
+    try:
+        # As latin-1 at first: a replacement character would hide what is not UTF-8.
+        pairs = parse_qsl(
+            request.scope["query_string"].decode("latin-1"),
+            keep_blank_values=True,
+            encoding="latin-1",
+            max_num_fields=100,
+        )
+    except ValueError:
+        raise RefusedError("bad_request", "a query has at most 100 parameters") from None
+    found: dict[str, list[str]] = {}
+    for raw_name, raw_value in pairs:
+        name, value = (_text(raw.encode("latin-1"), "the query") for raw in (raw_name, raw_value))
+        if name not in known:
+            raise RefusedError("bad_request", f"there is no parameter {name}")
+        found.setdefault(name, []).append(value)
+    return found
+
+
+def one(found: dict[str, list[str]], name: str, default: str = "") -> str:
+    """A parameter that may be given once."""
+    values = found.get(name, [default])
+    if len(values) > 1:
+        raise RefusedError("bad_request", f"{name} is given twice")
+    return values[0]
+
+
+def number(text: str, name: str, *, least: int = 0, most: int = _LARGEST) -> int:
+    """A whole number within bounds."""
+    digits = text.isascii() and text.isdecimal() and len(text) <= 19
+    if not digits or not least <= int(text) <= most:
+        raise RefusedError("bad_request", f"{name} is a number from {least} to {most}")
+    return int(text)
+
+
+def header(request: Request, name: str) -> str:
+    """A header's value, empty where there is none."""
+    value = request.headers.get(name, "")
+    return _text(value.encode("latin-1"), name)
+
+
+def header_pairs(request: Request, prefix: str) -> dict[str, str]:
+    """The headers whose names begin so, without that."""
+    found: dict[str, str] = {}
+    for name, value in request.headers.items():
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = _text(value.encode("latin-1"), name)
+    return found
+
+
+def _text(value: bytes, where: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RefusedError("bad_request", f"{where} is not UTF-8") from None
+
+
+async def body(request: Request, most: int) -> bytes:
+    """The whole body, of at most so many bytes; refused before it is read, where that is known."""
+    too_large = RefusedError("too_large", f"a body has at most {most} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > most:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    stream = request.stream()
+    try:
+        while True:
+            async with asyncio.timeout(PATIENCE):
+                part = await anext(stream, None)
+            if part is None:
+                return b"".join(parts)
+            size += len(part)
+            if size > most:
+                raise too_large
+            request.scope["memory"].take(len(part))
+            request.scope["held"][0] = size
+            parts.append(part)
+    except TimeoutError:
+        raise RefusedError("timeout", f"nothing of the body came for {PATIENCE:g} s") from None
+
+
+def as_json(message: Message, **more: object) -> dict[str, Any]:
+    """A message as people see it: what is absent is left out, a payload is text or base64."""
+    shown: dict[str, Any] = {"address": message.address, **more}
+    for name in ("id", "correlation_id", "source", "priority", "ttl", "timestamp"):
+        if value := getattr(message, name):
+            shown[name] = value
+    if message.headers:
+        shown["headers"] = dict(message.headers)
+    return {**shown, **value_as_json(message.payload, "payload")}
+
+
+def value_as_json(value: bytes, name: str) -> dict[str, str]:
+    """Bytes under this name where they are UTF-8, else as `base64`."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

@@ -1,0 +1,175 @@
+"""The data store by HTTP: a key is a resource, and its revision the ETag."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from wirelake.address import check_filter, check_topic
+from wirelake.broker.local import LocalLink, LocalSession
+from wirelake.broker.node import Node
+from wirelake.broker.rights import Rights
+from wirelake.engine.base import Entry
+from wirelake.errors import RefusedError
+from wirelake.http.exchange import (
+    MOST,
+    MOST_BYTES,
+    PreconditionError,
+    answer,
+    body,
+    header,
+    number,
+    one,
+    path_part,
+    peer,
+    query,
+    require,
+    rights_of,
+    value_as_json,
+)
+from wirelake.http.gate import Gate
+from wirelake.message import Message
+
+_ETAG = re.compile(r'"(\d{1,18})"')
+
+
+class Keys:
+    """The endpoints of the data store."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._node: Node = gate.node
+
+    async def list(self, request: Request) -> Response:
+        """The keys that a filter matches, with their values, in order; `after` asks for more."""
+        found = query(request, "filter", "after", "limit")
+        filter = check_filter(one(found, "filter", "#"))
+        after = one(found, "after")
+        limit = number(one(found, "limit", str(MOST)), "limit", least=1, most=MOST)
+        rights = rights_of(request, self._node)
+
+        def matching() -> list[Entry]:
+            with self._session(request, rights) as session:
+                entries = self._node.store.matching(session, filter)
+            kept = (one for one in entries if one.value is not None and one.key > after)
+            return [entry for entry, _ in zip(kept, range(limit + 1), strict=False)]
+
+        entries = await self._gate.ask(matching)
+        shown: list[dict[str, Any]] = []
+        size = 0
+        for entry in entries[:limit]:
+            value = entry.value or b""
+            size += len(value)
+            if shown and size > MOST_BYTES:
+                break
+            more = {"expires": entry.expires} if entry.expires else {}
+            described = {"key": entry.key, "revision": entry.revision, **more}
+            shown.append({**described, **value_as_json(value, "value")})
+        return answer({"keys": shown, "more": len(shown) < len(entries)})
+
+    async def read(self, request: Request) -> Response:
+        """A key's value."""
+        query(request)
+        message = Message(address=path_part(request, "key"))
+        rights = rights_of(request, self._node)
+
+        def read() -> Entry:
+            with self._session(request, rights) as session:
+                return self._node.store.read(session, message)
+
+        entry = await self._gate.ask(read)
+        headers = {"ETag": f'"{entry.revision}"'}
+        known = header(request, "if-none-match")
+        if known == "*" or headers["ETag"] in known.replace("W/", "").split(", "):
+            return Response(status_code=304, headers=headers)
+        return Response(entry.value, 200, headers, "application/octet-stream")
+
+    async def write(self, request: Request) -> Response:
+        """Create a key or give it a new value."""
+        ttl = number(one(query(request, "ttl"), "ttl", "0"), "ttl", most=2**31 - 1)
+        rights = rights_of(request, self._node)
+        key = check_topic(path_part(request, "key"))
+        expected, only_new = _revision(request), header(request, "if-none-match")
+        if only_new not in ("", "*"):
+            raise RefusedError("bad_request", "If-None-Match is * here")
+        require(rights, "store", key)
+        value = await body(request, self._node.limits.message)
+
+        def write() -> tuple[Entry, bool]:
+            with self._session(request, rights) as session:
+                store, now = self._node.store, time.monotonic()
+                message = Message(address=key, payload=value, ttl=ttl)
+                try:
+                    is_there = store.read(session, message).value is not None
+                except RefusedError as error:
+                    if error.code != "not_found":
+                        raise
+                    is_there = False
+                if is_there and only_new:
+                    raise PreconditionError("exists", f"{key} is there")
+                _expect(self._node, session, key, expected, is_there)
+                if is_there:
+                    return store.update(session, message, now), False
+                return store.create(session, message, now), True
+
+        entry, is_new = await self._gate.change(write)
+        etag = {"ETag": f'"{entry.revision}"'}
+        return answer({"key": key, "revision": entry.revision}, 201 if is_new else 200, etag)
+
+    async def delete(self, request: Request) -> Response:
+        """Remove a key."""
+        query(request)
+        rights = rights_of(request, self._node)
+        message = Message(address=path_part(request, "key"))
+        expected = _revision(request)
+
+        def delete() -> Entry:
+            with self._session(request, rights) as session:
+                self._node.store.read(session, message)
+                _expect(self._node, session, message.address, expected, True)
+                return self._node.store.delete(session, message, time.monotonic())
+
+        entry = await self._gate.change(delete)
+        return Response(status_code=204, headers={"ETag": f'"{entry.revision}"'})
+
+    def _session(self, request: Request, rights: Rights) -> _Visit:
+        return _Visit(self._node, rights, peer(request))
+
+
+class _Visit:
+    """A session for one call, on the broker's thread."""
+
+    def __init__(self, node: Node, rights: Rights, name: str) -> None:
+        self._session = LocalSession(node, LocalLink(name, bool), rights, time.monotonic())
+
+    def __enter__(self) -> LocalSession:
+        return self._session
+
+    def __exit__(self, *error: object) -> None:
+        self._session.lost("done")
+
+
+def _revision(request: Request) -> str:
+    """The revision that If-Match expects, `*` for any, empty where nothing is expected."""
+    given = header(request, "if-match")
+    if given in ("", "*"):
+        return given
+    found = _ETAG.fullmatch(given)
+    if found is None:
+        raise RefusedError("bad_request", 'If-Match is a revision, as "7", or *')
+    return found[1]
+
+
+def _expect(node: Node, session: LocalSession, key: str, expected: str, is_there: bool) -> None:
+    """Refuse a change of a key that is not as expected."""
+    if not expected:
+        return
+    if not is_there:
+        raise PreconditionError("conflict", f"there is no key {key}")
+    revision = node.store.read(session, Message(address=key)).revision
+    if expected not in ("*", str(revision)):
+        raise PreconditionError("conflict", f"{key} has revision {revision}, not {expected}")

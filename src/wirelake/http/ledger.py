@@ -1,0 +1,125 @@
+"""What HTTP itself must not forget: batches that producers have sent, how far queries have read.
+
+Both are entries of the engine's data store under reserved keys, which no client can write:
+`$producer/<name>` and `$progress/<query>`. Everything here is called on the broker's thread, and
+durable when `Node.after` says so.
+
+**Producers.** A producer numbers its batches; one whose number is done is not published again. The
+number of the batch that is being published is written first, with the ends of the log at that time:
+so if the broker dies in the middle, the log itself tells what of it was kept.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from wirelake.address import check_address
+from wirelake.engine.base import Engine, Entry
+from wirelake.errors import RefusedError
+
+PRODUCER = "$producer/"
+PROGRESS = "$progress/"
+
+#: Batches that are remembered of a producer, and producers; those silent the longest go first.
+MAX_BATCHES = 256
+MAX_PRODUCERS = 10_000
+MAX_QUERIES = 1_000
+
+
+class Producer(msgspec.Struct):
+    """What a producer has done."""
+
+    done: list[str] = []
+    begun: str = ""  # the batch that is being published, or was when the broker died
+    ends: list[int] = []  # of the log's partitions, when it began
+    time: float = 0.0
+
+
+class Progress(msgspec.Struct):
+    """How far a query has read, per partition."""
+
+    offsets: dict[int, int] = {}
+    time: float = 0.0
+
+
+class Ledger:
+    """The producers and the queries."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._revisions: dict[str, int] = {}
+        self.producers: dict[str, Producer] = {}
+        self.queries: dict[str, Progress] = {}
+        for entry in engine.entries():
+            if not entry.key.startswith((PRODUCER, PROGRESS)):
+                continue
+            self._revisions[entry.key] = entry.revision
+            if entry.value is None:
+                continue
+            if entry.key.startswith(PRODUCER):
+                name = entry.key.removeprefix(PRODUCER)
+                self.producers[name] = msgspec.json.decode(entry.value, type=Producer)
+            else:
+                name = entry.key.removeprefix(PROGRESS)
+                self.queries[name] = msgspec.json.decode(entry.value, type=Progress)
+
+    def producer(self, name: str) -> Producer:
+        """What a producer has done, perhaps nothing."""
+        check_address(PRODUCER + name)
+        return self.producers.get(name) or Producer()
+
+    def begin(self, name: str, batch: str) -> None:
+        """A producer's batch is about to be published."""
+        known = self.producers.setdefault(name, Producer())
+        known.begun = batch
+        known.ends = [position.next for position in self._engine.positions()]
+        self._keep_producer(name, known)
+        if len(self.producers) > MAX_PRODUCERS:
+            oldest = min(self.producers, key=lambda one: self.producers[one].time)
+            del self.producers[oldest]
+            self._write(PRODUCER + oldest, None)
+
+    def end(self, name: str, batch: str) -> None:
+        """A producer's batch is published, and durable."""
+        known = self.producers.setdefault(name, Producer())
+        known.done = [*known.done, batch][-MAX_BATCHES:]
+        known.begun, known.ends = "", []
+        self._keep_producer(name, known)
+
+    def _keep_producer(self, name: str, known: Producer) -> None:
+        known.time = time.time()
+        self._write(PRODUCER + name, msgspec.json.encode(known))
+
+    def advance(self, query: str, offsets: dict[int, int]) -> None:
+        """A query has read so far."""
+        check_address(PROGRESS + query)
+        if query not in self.queries and len(self.queries) >= MAX_QUERIES:
+            raise RefusedError("busy", f"{MAX_QUERIES} queries are known already; delete some")
+        known = self.queries.get(query) or Progress()
+        progress = Progress({**known.offsets, **offsets}, time.time())
+        self.queries[query] = progress
+        self._write(PROGRESS + query, msgspec.json.encode(progress))
+
+    def forget(self, query: str) -> None:
+        """A query reads no more."""
+        if self.queries.pop(query, None) is None:
+            raise RefusedError("not_found", f"no query {query}")
+        self._write(PROGRESS + query, None)
+
+    def lags(self) -> dict[str, dict[int, int]]:
+        """Rows that each query has not read yet, per partition."""
+        positions = self._engine.positions()
+        return {
+            query: {
+                one.partition: max(0, one.next - progress.offsets.get(one.partition, one.first))
+                for one in positions
+            }
+            for query, progress in self.queries.items()
+        }
+
+    def _write(self, key: str, value: bytes | None) -> None:
+        revision = self._revisions.get(key, 0) + 1
+        self._revisions[key] = revision
+        self._engine.write_entry(Entry(key, revision, value))

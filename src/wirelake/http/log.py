@@ -1,0 +1,307 @@
+"""The log as an Arrow stream: rows of one partition, as they are stored wherever that is possible.
+
+A stored batch is what stands in an Arrow stream, so one that is wanted whole is sent without a look
+at its rows. Others are decoded, cut and written again. A stream may replace its dictionaries, so a
+part that was written again brings its own, and stored and written parts follow each other freely.
+
+A filter is a regular expression over the dictionary of a batch's addresses; rows are then taken by
+Arrow, so nothing is done per row in Python. What matches here and there is put together, so that
+few rows of many batches do not become many tiny batches.
+
+Who may see what: a subscriber's right shows what a subscriber could have got, and what became of it
+in queues; the right to keys shows their changes; everything else (requests and replies, direct
+messages, byte streams) is for operators.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import re
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wirelake.address import check_filter, has_wildcard
+from wirelake.broker.rights import Rights
+from wirelake.engine.base import Engine, LogBatch, Position
+from wirelake.engine.batch import END, PREAMBLE, STORED, decode
+from wirelake.errors import EngineError, RefusedError
+
+#: What is sent at once: small batches are put together, larger ones are cut.
+PART = 1 << 20
+#: After so long without a row that is wanted an empty batch is sent: somebody waits (seconds).
+SILENCE = 5.0
+
+_PUBLISHED = ("publish", "enqueue", "deliver", "ack", "nack", "dead")
+_KEPT = ("set", "del")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows and columns are wanted; all of them where nothing is said."""
+
+    pattern: str = ""  # of addresses, for RE2
+    ops: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    limit: int = -1
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The stream's schema."""
+        if not self.columns:
+            return STORED
+        return pa.schema([STORED.field(name) for name in self.columns])
+
+
+def select(
+    rights: Rights, filters: Iterable[str], columns: Iterable[str], limit: int = -1
+) -> Selection:
+    """What of the wanted rows these rights show; filters that they do not cover are refused."""
+    filters = [check_filter(one) for one in filters]
+    columns = tuple(columns)
+    for name in columns:
+        if name not in STORED.names:
+            raise RefusedError("bad_request", f"the log has no column {name}")
+    if len(set(columns)) < len(columns):
+        raise RefusedError("bad_request", "a column is named twice")
+    ops: tuple[str, ...] = ()
+    if not rights.admin:
+        wanted = filters or ["#"]
+        for one in wanted:
+            if not rights.allows("subscribe", one):
+                raise RefusedError("unauthorized", f"no right to subscribe to {one}")
+        stored = all(rights.allows("store", one) for one in wanted)
+        ops = (*_PUBLISHED, *_KEPT) if stored else _PUBLISHED
+    return Selection(pattern(filters), ops, columns, limit)
+
+
+def pattern(filters: Iterable[str]) -> str:
+    """A regular expression for the addresses that one of the filters matches."""
+    found = [_pattern(one) for one in filters]
+    return f"(?s)^(?:{'|'.join(found)})$" if found else ""
+
+
+def _pattern(filter: str) -> str:
+    if not has_wildcard(filter):
+        return re.escape(filter)
+    first, *rest = filter.split("/")
+    # What begins with `$` matches no wildcard, so a first level that is one must not.
+    match first:
+        case "#":
+            return "(?:[^$].*)?"
+        case "+":
+            text = "(?:[^$/][^/]*)?"
+        case _ if first.startswith("$"):
+            return r"[^\s\S]"  # nothing at all
+        case _:
+            text = re.escape(first)
+    for level in rest:
+        text += "(?:/.*)?" if level == "#" else "/[^/]*" if level == "+" else "/" + re.escape(level)
+    return text
+
+
+def parts(
+    engine: Engine, partition: int, start: int, stop: int, selection: Selection
+) -> Generator[bytes | memoryview]:
+    """An Arrow stream of the rows [start, stop) that are selected, in pieces; for any thread."""
+    waiting: list[bytes | memoryview] = []
+    size = 0
+    last = time.monotonic()
+    for piece in _pieces(engine, partition, start, stop, selection):
+        if piece is not None:
+            waiting.append(piece)
+            size += len(piece)
+        is_silent = time.monotonic() - last > SILENCE
+        if is_silent and not waiting:
+            waiting.append(_written(pa.Table.from_batches([], selection.schema)))
+        if size < PART and not is_silent:
+            continue
+        yield from _cut(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+        waiting, size, last = [], 0, time.monotonic()
+    yield b"".join([*waiting, END])
+
+
+def _cut(piece: bytes | memoryview) -> Iterator[memoryview]:
+    view = memoryview(piece)
+    for at in range(0, len(view), PART):
+        yield view[at : at + PART]
+
+
+def _pieces(
+    engine: Engine, partition: int, start: int, stop: int, selection: Selection
+) -> Iterator[bytes | memoryview | None]:
+    """What the stream consists of; None where a batch was looked at and nothing is to be sent."""
+    schema = selection.schema
+    yield PREAMBLE if schema is STORED else schema.serialize().to_pybytes()
+    chosen: list[pa.RecordBatch] = []
+    size = 0
+    left = selection.limit
+    plain = schema is STORED and not selection.pattern and not selection.ops
+    for stored in _in_order(engine, partition, start, stop, selection.pattern):
+        is_cut = stored.base < start or stored.base + stored.count > stop
+        if plain and not is_cut:
+            is_whole = True
+        else:
+            batch = some = decode(stored.ipc)
+            if is_cut:
+                some = _between(some, start, stop)
+            some = _matching(some, selection)
+            if left >= 0:
+                some = some.slice(0, left)
+                left -= some.num_rows
+            is_whole = schema is STORED and some.num_rows == batch.num_rows
+            if some.num_rows and not is_whole:
+                chosen.append(_compact(some.select(schema.names), schema))
+                size += chosen[-1].get_total_buffer_size()
+        if chosen and (is_whole or size >= PART):
+            yield _written(pa.Table.from_batches(chosen, schema))
+            chosen, size = [], 0
+        yield stored.ipc if is_whole else None
+        if left == 0:
+            break
+    if chosen:
+        yield _written(pa.Table.from_batches(chosen, schema))
+
+
+def _in_order(
+    engine: Engine, partition: int, start: int, stop: int, pattern: str
+) -> Iterator[LogBatch]:
+    """The stored batches that may have what a pattern matches; what was deleted is an error."""
+    at = start
+    search = re.compile(pattern).search
+    may_match = (lambda address: search(address) is not None) if pattern else None
+    for stored in engine.read(partition, start, stop, may_match=may_match) if start < stop else ():
+        if stored.base > at:
+            _check_kept(engine, partition, at)
+        at = stored.base + stored.count
+        yield stored
+    if at < stop:
+        _check_kept(engine, partition, at)
+
+
+def _check_kept(engine: Engine, partition: int, at: int) -> None:
+    first = engine.positions()[partition].first
+    if first > at:
+        raise EngineError(f"the rows up to {first} were deleted while they were read")
+
+
+def _between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
+    """The rows whose offsets are in [start, stop)."""
+    offsets = batch.column("offset")
+    begin = pc.sum(pc.less(offsets, start)).as_py() or 0
+    end = pc.sum(pc.less(offsets, stop)).as_py() or 0
+    return batch.slice(begin, end - begin)
+
+
+def _matching(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+    """The rows that are selected, found by the dictionaries alone."""
+    if selection.pattern:
+        addresses = batch.column("address")
+        hits = pc.match_substring_regex(addresses.dictionary, selection.pattern)
+        batch = _taking(batch, addresses, hits)
+    if selection.ops:
+        ops = batch.column("op")
+        batch = _taking(batch, ops, pc.is_in(ops.dictionary, pa.array(selection.ops)))
+    return batch
+
+
+def _taking(batch: pa.RecordBatch, column: pa.DictionaryArray, hits: pa.Array) -> pa.RecordBatch:
+    """The rows whose value in a column is a hit."""
+    if pc.all(hits).as_py() is not False:
+        return batch
+    if not pc.any(hits).as_py():
+        return batch.slice(0, 0)
+    return batch.filter(hits.take(column.indices))
+
+
+def _compact(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch without the entries of its dictionaries that no row has."""
+    return pa.RecordBatch.from_arrays(
+        [
+            column.dictionary_decode().dictionary_encode()
+            if isinstance(column, pa.DictionaryArray) and len(column.dictionary) > len(column)
+            else column
+            for column in batch.columns
+        ],
+        schema=schema,
+    )
+
+
+def _written(table: pa.Table) -> memoryview:
+    """A table as one batch of a stream, with its dictionaries."""
+    batches = table.unify_dictionaries().combine_chunks().to_batches()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        for batch in batches or [pa.RecordBatch.from_pylist([], table.schema)]:
+            stream.write_batch(batch)
+    written = memoryview(sink.getvalue())
+    return written[len(table.schema.serialize()) : len(written) - len(END)]
+
+
+async def stream(
+    pieces: Generator[bytes | memoryview], executor: Executor
+) -> AsyncGenerator[bytes | memoryview]:
+    """What an iterator yields in other threads, each piece made while the one before is sent."""
+    loop = asyncio.get_running_loop()
+    coming = loop.run_in_executor(executor, next, pieces, None)
+    try:
+        while (piece := await asyncio.shield(coming)) is not None:
+            coming = loop.run_in_executor(executor, next, pieces, None)
+            yield piece
+    finally:
+        # A generator cannot be closed while it runs: so its thread is waited for, come what may.
+        coming.add_done_callback(lambda done: _close(done, pieces))
+
+
+def _close(done: asyncio.Future[Any], pieces: Generator[bytes | memoryview]) -> None:
+    if not done.cancelled():
+        done.exception()  # whoever would have been told is gone
+    pieces.close()
+
+
+def find_time(engine: Engine, position: Position, time: int) -> int:
+    """The first offset received at `time` (µs) or later, the next one if there is none.
+
+    Times never go back within a partition, so a few batches are looked at, not all.
+    """
+    low, high = position.first, position.next
+    while low < high:
+        middle = (low + high) // 2
+        stored = next(iter(engine.read(position.partition, middle, middle + 1)), None)
+        if stored is None:  # a hole that retention left
+            stored = next(iter(engine.read(position.partition, middle, high)), None)
+            if stored is None:
+                high = middle
+                continue
+        if stored.last_time < time:
+            low = max(middle, stored.base + stored.count - 1) + 1
+        elif stored.first_time >= time:
+            high = min(middle, stored.base)
+        else:
+            batch = decode(stored.ipc)
+            times = batch.column("timestamp").cast(pa.int64())
+            earlier = pc.sum(pc.less(times, time)).as_py()
+            return int(batch.column("offset")[earlier].as_py())
+    return low
+
+
+def parse_time(text: str, name: str) -> int:
+    """µs since 1970, from a number of them or from a date and time of ISO 8601."""
+    if text.isascii() and text.isdecimal() and len(text) <= 18:
+        return int(text)
+    try:
+        given = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise RefusedError("bad_request", f"{name} is µs since 1970, or ISO 8601") from None
+    if given.tzinfo is None:
+        given = given.replace(tzinfo=datetime.UTC)
+    return int((given - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)) / _MICROSECOND)
+
+
+_MICROSECOND = datetime.timedelta(microseconds=1)

@@ -1,0 +1,197 @@
+"""The broker's figures for Prometheus, taken on the broker's thread, written on another.
+
+Names and labels are few and stay: `wirelake_…_total` only ever counts up, the rest is as of now.
+What is labelled by names that others choose (queues, queries) is bounded by how many there may be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from wirelake.broker.node import Node
+from wirelake.engine.base import Position
+from wirelake.engine.sqlite import BOUNDS, SqliteEngine
+from wirelake.http.ledger import Ledger
+
+#: Queues whose figures are given one by one, those with the most messages.
+MOST_QUEUES = 1000
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_COUNTERS = {
+    "received": "Messages that clients published.",
+    "delivered": "Messages that were handed to subscribers and consumers, each counted.",
+    "redelivered": "Queue messages that were not acknowledged in time.",
+    "connections": "Connections that were ever made, HTTP requests that publish among them.",
+    "disconnects": "Connections that have ended.",
+    "protocol_errors": "Connections that broke the grammar of their dialect.",
+    "torn_frames": "Connections that ended inside a frame.",
+    "slow_consumers": "Subscribers that were disconnected because they did not read.",
+    "disk_waits": "Times that publishers had to wait for the disk.",
+}
+_REASONS = {
+    "refused": "What was refused, by the code of the answer.",
+    "dropped": "Messages that were not delivered to somebody, by reason.",
+    "timeouts": "Connections that were closed because nothing came, by what was awaited.",
+    "events": "What operators were told, by kind.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The figures of one moment."""
+
+    counters: Counter[str]
+    sessions: Counter[str]
+    waiting: int
+    paused: int
+    queues: list[dict[str, Any]]
+    backlog: int
+    trouble: bool
+    positions: list[Position]
+    lags: dict[str, dict[int, int]]
+    commits: dict[str, Any] | None
+
+
+def snapshot(node: Node, ledger: Ledger) -> Snapshot:
+    """Take the figures; on the broker's thread."""
+    now = time.monotonic()
+    queues = sorted(node.queues.all(), key=len, reverse=True)[:MOST_QUEUES]
+    commits = None
+    if isinstance(node.engine, SqliteEngine):
+        done = node.engine.statistics
+        commits = {
+            "classes": list(done.classes),
+            "seconds": done.seconds,
+            "bytes": done.bytes,
+            "rows": done.rows,
+            "failures": done.failures,
+        }
+    return Snapshot(
+        counters=Counter(node.counters),
+        sessions=Counter(session.dialect for session in node.sessions),
+        waiting=sum(session.link.buffered for session in node.sessions),
+        paused=sum(1 for session in node.sessions if session.waits_for),
+        queues=[queue.state(now) for queue in queues],
+        backlog=node.engine.backlog,
+        trouble=bool(node.engine.trouble),
+        positions=node.engine.positions(),
+        lags=ledger.lags(),
+        commits=commits,
+    )
+
+
+def as_text(taken: Snapshot) -> bytes:
+    """The figures as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Figures(taken))
+    return generate_latest(registry)
+
+
+class _Figures(Collector):
+    def __init__(self, taken: Snapshot) -> None:
+        self._taken = taken
+
+    def collect(self) -> Iterator[Metric]:
+        """Every figure."""
+        yield from self._counters()
+        yield from self._now()
+        yield from self._queues()
+        yield from self._log()
+        yield from self._commits()
+
+    def _counters(self) -> Iterator[Metric]:
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(f"wirelake_{name}", text, value=self._taken.counters[name])
+        for name, text in _REASONS.items():
+            family = CounterMetricFamily(f"wirelake_{name}", text, labels=["reason"])
+            for key, value in sorted(self._taken.counters.items()):
+                if key.startswith(f"{name}."):
+                    family.add_metric([key.removeprefix(f"{name}.")], value)
+            yield family
+
+    def _now(self) -> Iterator[Metric]:
+        taken = self._taken
+        sessions = GaugeMetricFamily("wirelake_clients", "Clients by dialect.", labels=["dialect"])
+        for dialect, count in sorted(taken.sessions.items()):
+            sessions.add_metric([dialect], count)
+        yield sessions
+        yield _gauge("outbox_bytes", "Bytes written to clients and not sent yet.", taken.waiting)
+        yield _gauge("paused_clients", "Clients that wait for a subscriber or disk.", taken.paused)
+        yield _gauge("backlog_bytes", "Bytes of the log that are not durable yet.", taken.backlog)
+        yield _gauge("trouble", "1 while nothing can be written.", taken.trouble)
+
+    def _queues(self) -> Iterator[Metric]:
+        texts = {
+            "messages": "Messages in a queue.",
+            "ready": "Messages in a queue that wait for a consumer.",
+            "held": "Messages that consumers have and have not acknowledged.",
+            "delayed": "Messages that are not due yet.",
+            "bytes": "Bytes of payloads in a queue.",
+            "consumers": "Consumers of a queue.",
+            "age": "Seconds that the next message has waited.",
+        }
+        for name, text in texts.items():
+            unit = "age_seconds" if name == "age" else name
+            family = GaugeMetricFamily(f"wirelake_queue_{unit}", text, labels=["queue"])
+            for state in self._taken.queues:
+                family.add_metric([str(state["name"])], float(state[name]))
+            yield family
+
+    def _log(self) -> Iterator[Metric]:
+        texts = {
+            "first": "The first offset that is kept.",
+            "next": "The offset that the next row will have.",
+            "bytes": "Bytes of a partition on disk.",
+        }
+        for name, text in texts.items():
+            family = GaugeMetricFamily(f"wirelake_log_{name}", text, labels=["partition"])
+            for position in self._taken.positions:
+                family.add_metric([str(position.partition)], getattr(position, name))
+            yield family
+        lags = GaugeMetricFamily(
+            "wirelake_query_lag", "Rows a query has not read.", labels=["query", "partition"]
+        )
+        for query, partitions in sorted(self._taken.lags.items()):
+            for partition, lag in partitions.items():
+                lags.add_metric([query, str(partition)], lag)
+        yield lags
+
+    def _commits(self) -> Iterator[Metric]:
+        commits = self._taken.commits
+        if commits is None:
+            return
+        buckets = []
+        total = 0
+        for bound, count in zip([*map(str, BOUNDS), "+Inf"], commits["classes"], strict=True):
+            total += count
+            buckets.append((bound, total))
+        yield HistogramMetricFamily(
+            "wirelake_commit_seconds",
+            "How long commits took.",
+            buckets=buckets,
+            sum_value=commits["seconds"],
+        )
+        for name, text in {
+            "bytes": "Bytes that were committed.",
+            "rows": "Rows of queues and of the data store that were committed.",
+            "failures": "Commits that failed and were tried again.",
+        }.items():
+            yield CounterMetricFamily(f"wirelake_commit_{name}", text, value=commits[name])
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"wirelake_{name}", text, value=value)

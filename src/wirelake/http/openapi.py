@@ -1,0 +1,408 @@
+"""The description of the HTTP interface, in OpenAPI 3.1: written by hand, one entry an operation.
+
+A test compares it with the routes, and schemathesis tries to find an answer that is not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wirelake import __version__
+
+Json = dict[str, Any]
+
+_TEXT: Json = {"type": "string"}
+_COUNT: Json = {"type": "integer", "minimum": 0}
+_ADDRESS: Json = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 255,
+    "description": "An address; its slashes may stand as they are, or as %2F.",
+}
+_FILTER: Json = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 255,
+    "description": "An address, or `+` for one level and a last `#` for all below.",
+    "examples": ["#", "house/+/temp"],
+}
+_ARROW = "application/vnd.apache.arrow.stream"
+_BYTES = "application/octet-stream"
+
+_SCHEMAS: Json = {
+    "Error": {
+        "type": "object",
+        "required": ["error", "text"],
+        "properties": {
+            "error": {
+                "enum": [
+                    "bad_request", "unauthorized", "not_found", "exists", "conflict", "too_large",
+                    "no_service", "timeout", "busy", "closed", "internal",
+                ]
+            },
+            "text": _TEXT,
+        },
+    },
+    "Message": {
+        "type": "object",
+        "description": "What is absent is left out; a payload that is not UTF-8 is in `base64`.",
+        "required": ["address"],
+        "properties": {
+            "address": _TEXT,
+            "payload": _TEXT,
+            "base64": _TEXT,
+            "id": _TEXT,
+            "correlation_id": _TEXT,
+            "source": _TEXT,
+            "priority": _COUNT,
+            "ttl": _COUNT,
+            "timestamp": _COUNT,
+            "headers": {"type": "object", "additionalProperties": _TEXT},
+            "sequence": _COUNT,
+            "attempts": _COUNT,
+        },
+    },
+    "QueueSettings": {
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            "mode": {"enum": ["round-robin", "push", "pull"]},
+            "ack_timeout": {"type": "number", "exclusiveMinimum": 0},
+            "max_deliveries": {"type": "integer", "minimum": 1},
+            "dedup_window": {"type": "number", "minimum": 0},
+            "max_messages": _COUNT,
+            "max_bytes": _COUNT,
+            "keep_expired": {"type": "boolean"},
+        },
+    },
+    "Queue": {
+        "type": "object",
+        "description": "A queue's settings and its state.",
+        "required": ["name", "mode", "messages", "ready", "held", "delayed", "consumers", "age"],
+        "properties": {"name": _TEXT, "messages": _COUNT, "age": {"type": "number"}},
+    },
+    "Partition": {
+        "type": "object",
+        "description": "Offsets from `first` up to, without, `next`; times in µs since 1970.",
+        "required": ["partition", "first", "next", "first_time", "last_time", "bytes"],
+        "properties": dict.fromkeys(
+            ("partition", "first", "next", "first_time", "last_time", "bytes", "at"), _COUNT
+        ),
+    },
+}  # fmt: skip
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(of: Json) -> Json:
+    return {"type": "array", "items": of}
+
+
+def _in_path(name: str, schema: Json) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _in_query(name: str, schema: Json, text: str, *, required: bool = False) -> Json:
+    return {"name": name, "in": "query", "schema": schema, "description": text} | (
+        {"required": True} if required else {}
+    )
+
+
+def _in_header(name: str, schema: Json, text: str) -> Json:
+    return {"name": name, "in": "header", "schema": schema, "description": text}
+
+
+def _operation(
+    tag: str,
+    summary: str,
+    answers: dict[int, Json | str | None],
+    *parameters: Json,
+    errors: tuple[int, ...] = (),
+    body: Json | None = None,
+    needs_body: bool = True,
+    content: str = "application/json",
+    text: str = "",
+) -> Json:
+    """An operation; an answer is a schema, a media type of bytes, or nothing."""
+    responses: Json = {}
+    for status, what in answers.items():
+        responses[str(status)] = {"description": summary}
+        if isinstance(what, str):
+            responses[str(status)]["content"] = {what: {}}
+        elif what is not None:
+            responses[str(status)]["content"] = {"application/json": {"schema": what}}
+    for status in sorted({400, 401, 403, 503, *errors}):
+        responses.setdefault(
+            str(status),
+            {
+                "description": "Refused.",
+                "content": {"application/json": {"schema": _ref("Error")}},
+            },
+        )
+    described: Json = {"tags": [tag], "summary": summary, "responses": responses}
+    if text:
+        described["description"] = text
+    if parameters:
+        described["parameters"] = list(parameters)
+    if body is not None:
+        described["requestBody"] = {
+            "required": needs_body,
+            "content": {content: {"schema": body}},
+        }
+    return described
+
+
+_NAME = _in_path("name", _ADDRESS)
+_KEY = _in_path("key", _ADDRESS)
+_QUERY_NAME = _in_path("query", {"type": "string", "minLength": 1, "maxLength": 245})
+_IF_MATCH = _in_header("If-Match", _TEXT, 'Only if the key has this revision: `"7"`; `*` is any.')
+_FILTERS = _list(_FILTER)
+_RAW: Json = {"type": "string", "format": "binary"}
+
+_PATHS: dict[str, Json] = {
+    "/": {"get": _operation("about", "What this is.", {200: "text/html"})},
+    "/docs": {"get": _operation("about", "This interface, for people.", {200: "text/html"})},
+    "/openapi.json": {
+        "get": _operation("about", "This interface, for programs.", {200: {"type": "object"}})
+    },
+    "/healthz": {
+        "get": _operation(
+            "operation",
+            "Is everything that is accepted kept?",
+            {200: _object(state={"const": "ok"}, backlog=_COUNT)},
+        )
+    },
+    "/metrics": {
+        "get": _operation(
+            "operation",
+            "Figures for Prometheus.",
+            {200: "text/plain"},
+            text="For operators, where tokens are configured.",
+        )
+    },
+    "/v1/addresses": {
+        "get": _operation(
+            "operation",
+            "What is subscribed to, queued and served.",
+            {
+                200: _object(
+                    topics=_list(_object(filter=_TEXT, subscribers=_COUNT)),
+                    queues=_list(_TEXT),
+                    services=_list(_object(address=_TEXT, servers=_COUNT)),
+                )
+            },
+        )
+    },
+    "/v1/connections": {
+        "get": _operation(
+            "operation",
+            "Who is connected.",
+            {200: _object(connections=_list({"type": "object"}))},
+        )
+    },
+    "/v1/queues": {
+        "get": _operation("queues", "All queues.", {200: _object(queues=_list(_ref("Queue")))})
+    },
+    "/v1/queues/{name}": {
+        "get": _operation(
+            "queues", "A queue's settings and state.", {200: _ref("Queue")}, _NAME, errors=(404,)
+        ),
+        "put": _operation(
+            "queues",
+            "Make a queue, or change the settings of one.",
+            {200: _ref("Queue"), 201: _ref("Queue")},
+            _NAME,
+            errors=(409, 413, 504),
+            body=_ref("QueueSettings"),
+            needs_body=False,
+            text="Settings that are left out stay, or are the default. Changing is for operators.",
+        ),
+        "delete": _operation(
+            "queues", "Remove a queue with all in it.", {204: None}, _NAME, errors=(404, 504)
+        ),
+    },
+    "/v1/queues/{name}/messages": {
+        "get": _operation(
+            "queues",
+            "The messages that come next, without taking them.",
+            {200: _object(messages=_list(_ref("Message")))},
+            _NAME,
+            _in_query("count", {"type": "integer", "minimum": 1, "maximum": 1000}, "How many: 10."),
+            errors=(404,),
+        )
+    },
+    "/v1/queues/{name}/purge": {
+        "post": _operation(
+            "queues",
+            "Throw away all that nobody holds.",
+            {200: _object(purged=_COUNT)},
+            _NAME,
+            errors=(404, 504),
+        )
+    },
+    "/v1/queues/{name}/move": {
+        "post": _operation(
+            "queues",
+            "Give messages to another queue.",
+            {200: _object(moved=_COUNT, to=_TEXT)},
+            _NAME,
+            _in_query("to", _ADDRESS, "Where to; from `…/$dead`, where they came from."),
+            _in_query("count", {"type": "integer", "minimum": 1}, "How many: all."),
+            errors=(404, 409, 504),
+        )
+    },
+    "/v1/store": {
+        "get": _operation(
+            "store",
+            "The keys that a filter matches, in order.",
+            {
+                200: _object(
+                    keys=_list(_object(key=_TEXT, revision=_COUNT)), more={"type": "boolean"}
+                )
+            },
+            _in_query("filter", _FILTER, "Which keys: all."),
+            _in_query("after", _TEXT, "Only keys behind this one: the last of the page before."),
+            _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "How many."),
+        )
+    },
+    "/v1/store/{key}": {
+        "get": _operation(
+            "store",
+            "A key's value; its revision is the ETag.",
+            {200: _BYTES, 304: None},
+            _KEY,
+            _in_header("If-None-Match", _TEXT, "304 if the key has this revision."),
+            errors=(404,),
+        ),
+        "put": _operation(
+            "store",
+            "Create a key, or give it a new value.",
+            {
+                200: _object(key=_TEXT, revision=_COUNT),
+                201: _object(key=_TEXT, revision=_COUNT),
+            },
+            _KEY,
+            _in_query("ttl", {"type": "integer", "minimum": 0, "maximum": 2147483647}, "In ms."),
+            _IF_MATCH,
+            _in_header("If-None-Match", _TEXT, "`*`: only if there is no such key."),
+            errors=(409, 412, 413, 504),
+            body=_RAW,
+            needs_body=False,
+            content=_BYTES,
+        ),
+        "delete": _operation(
+            "store", "Remove a key.", {204: None}, _KEY, _IF_MATCH, errors=(404, 412, 504)
+        ),
+    },
+    "/v1/publish": {
+        "post": _operation(
+            "messages",
+            "Publish rows of an Arrow stream.",
+            {202: _object(published=_COUNT, duplicate={"type": "boolean"})},
+            _in_query("producer", {"type": "string"}, "Who numbers batches."),
+            _in_query("sequence", {"type": "string"}, "The batch; published once."),
+            errors=(409, 413, 504),
+            body=_RAW,
+            content=_ARROW,
+            text="Columns `address` and `payload`; `id`, `correlation_id`, `content_type`, "
+            "`priority`, `ttl` and `headers` where they are there. Uncompressed.",
+        )
+    },
+    "/v1/publish/{address}": {
+        "post": _operation(
+            "messages",
+            "Publish one message; the body is its payload.",
+            {202: _object(address=_TEXT)},
+            _in_path("address", _ADDRESS),
+            _in_header("Wirelake-Id", _TEXT, "The message's id."),
+            _in_header("Wirelake-Correlation-Id", _TEXT, "Its correlation id."),
+            _in_header("Wirelake-Client", _TEXT, "Who sends it; queues take an id of one once."),
+            _in_header("Wirelake-Priority", {"enum": ["0", "1"]}, "1 goes first in a queue."),
+            _in_header("Wirelake-Ttl", {"type": "integer", "minimum": 0}, "In ms."),
+            errors=(409, 413, 504),
+            body=_RAW,
+            needs_body=False,
+            content=_BYTES,
+            text="`Wirelake-Header-Colour: red` is the header `colour` of the message.",
+        )
+    },
+    "/v1/events": {
+        "get": _operation(
+            "messages",
+            "What is published from now on, as server-sent events.",
+            {200: "text/event-stream"},
+            _in_query("filter", _FILTERS, "Which addresses; several may be given.", required=True),
+            errors=(409,),
+            text="Each event is a Message.",
+        )
+    },
+    "/v1/log": {
+        "get": _operation(
+            "log",
+            "The partitions of the log.",
+            {200: _object(partitions=_list(_ref("Partition")))},
+            _in_query("time", _TEXT, "`at`: the first offset from then on; µs or ISO 8601."),
+        )
+    },
+    "/v1/log/{partition}": {
+        "get": _operation(
+            "log",
+            "Rows of a partition, as an Arrow stream.",
+            {200: _ARROW},
+            _in_path("partition", _COUNT),
+            _in_query("from", _COUNT, "The first offset; the first that is kept."),
+            _in_query("to", _COUNT, "The offset behind the last; up to what is durable."),
+            _in_query("time_from", _TEXT, "Instead of `from`: µs since 1970 or ISO 8601."),
+            _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
+            _in_query("columns", _TEXT, "Names of columns, with commas."),
+            _in_query("limit", _COUNT, "So many rows at most."),
+            errors=(404, 416),
+        )
+    },
+    "/v1/progress": {
+        "get": _operation(
+            "log",
+            "How far every query has read.",
+            {200: _object(queries=_list(_object(query=_TEXT, lag=_COUNT)))},
+        )
+    },
+    "/v1/progress/{query}": {
+        "post": _operation(
+            "log",
+            "A query says how far it has read.",
+            {200: _object(query=_TEXT, lag=_COUNT)},
+            _QUERY_NAME,
+            errors=(413, 504),
+            body={"type": "object", "additionalProperties": _COUNT, "examples": [{"0": 0}]},
+            text="The offset that it reads next, by partition.",
+        ),
+        "delete": _operation(
+            "log", "A query reads no more.", {204: None}, _QUERY_NAME, errors=(404, 504)
+        ),
+    },
+}
+
+
+def description() -> Json:
+    """The whole document."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Wirelake",
+            "version": __version__,
+            "summary": "A message broker for many wire protocols, and its log.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": _PATHS,
+        "security": [{}, {"token": []}],
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }

@@ -1,0 +1,307 @@
+"""Publishing by HTTP, and hearing what is published.
+
+A publish is answered when it is durable, like one on the wire that asks for an acknowledgement. An
+Arrow body is published all or not at all, as far as can be told before: rights, addresses and room
+in queues are looked at first. It goes to the broker in small turns, so that nobody on the wire
+waits for it, and waits itself where a subscriber or the disk is slow.
+
+With a producer and a sequence a batch that is sent again is not published again. Where the broker
+died in the middle of one, the log says which rows of topics were kept, and the ids of messages say
+the same for queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wirelake.broker.local import DIALECT, LocalLink, LocalSession
+from wirelake.broker.node import Node
+from wirelake.broker.queues import DELAY
+from wirelake.broker.rights import Rights
+from wirelake.engine.batch import decode
+from wirelake.errors import RefusedError
+from wirelake.http.exchange import as_json
+from wirelake.http.gate import Gate
+from wirelake.http.ledger import PRODUCER, Ledger, Producer
+from wirelake.http.rows import CHUNK, Rows
+from wirelake.message import Message
+from wirelake.wire import Feed, FrameTable
+from wirelake.wire.arrow import from_arrow
+
+#: How often a comment is sent on a silent event stream, so that either end sees the other live.
+KEEP_ALIVE = 15.0
+#: Events that are written at once.
+EVENTS_AT_ONCE = 256
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Publisher:
+    """Publishes what comes by HTTP."""
+
+    def __init__(self, gate: Gate, ledger: Ledger, executor: Executor) -> None:
+        self._gate = gate
+        self._node: Node = gate.node
+        self._ledger = ledger
+        self._executor = executor
+        self._table = FrameTable(CHUNK)
+        self._turns: dict[str, tuple[asyncio.Lock, int]] = {}  # and how many want it
+
+    async def publish(self, rights: Rights, message: Message, peer: str) -> None:
+        """Publish one message; done when it is durable."""
+
+        async def work() -> None:
+            with _Sender(self._node, rights, peer, message.source) as sender:
+                self._node.check_publish(sender.session, message.address)
+                self._node.capture.check_disk()
+                self._node.publish_message(sender.session, message, time.monotonic())
+                await sender.wait()
+                sender.check()
+                await self._gate.durable()
+
+        await self._gate.run(work())
+
+    async def publish_rows(self, rights: Rights, rows: Rows, peer: str) -> None:
+        """Publish rows; done when they are durable."""
+        await self._gate.run(self._publish(rights, rows, peer, ""))
+
+    async def publish_once(
+        self, rights: Rights, rows: Rows, peer: str, producer: str, sequence: str
+    ) -> bool:
+        """The same, unless this batch of a producer was published before: then False.
+
+        Producers belong to a token: nobody can say of another's batch that it is done.
+        """
+        name = f"{quote(rights.name, safe='')}/{producer}"
+        turn, users = self._turns.get(name, (asyncio.Lock(), 0))
+        self._turns[name] = (turn, users + 1)
+        try:
+            async with turn:
+                return await self._publish_once(rights, rows, peer, name, sequence)
+        finally:
+            turn, users = self._turns.pop(name)
+            if users > 1:
+                self._turns[name] = (turn, users - 1)
+
+    async def _publish_once(
+        self, rights: Rights, rows: Rows, peer: str, producer: str, sequence: str
+    ) -> bool:
+        known = await self._gate.ask(lambda: self._ledger.producer(producer))
+        if sequence in known.done:
+            return False
+        if known.begun == sequence:
+            loop = asyncio.get_running_loop()
+            await self._gate.change(bool)  # what was published must be in the log by now
+            kept = await loop.run_in_executor(self._executor, self._kept, producer, known)
+            rows = await loop.run_in_executor(self._executor, rows.without, kept)
+        else:
+            await self._gate.change(lambda: self._check(rights, rows, peer))
+            await self._gate.change(lambda: self._ledger.begin(producer, sequence))
+        source = PRODUCER + producer
+        await self._gate.run(self._publish(rights, rows, peer, source, f"{sequence}-"))
+        # Not before the rows are durable: rather twice than never.
+        await self._gate.change(lambda: self._ledger.end(producer, sequence))
+        return True
+
+    def _check(self, rights: Rights, rows: Rows, peer: str) -> None:
+        with _Sender(self._node, rights, peer, "") as sender:
+            sender.check_all(rows)
+
+    async def _publish(
+        self, rights: Rights, rows: Rows, peer: str, source: str, ids: str = ""
+    ) -> None:
+        """On the broker's loop: publish rows in turns."""
+        with _Sender(self._node, rights, peer, source) as sender:
+            sender.check_all(rows)
+            done = 0
+            for batch in rows.batches:
+                sender.publish(_with_ids(batch, ids, done) if ids else batch, self._table)
+                done += batch.num_rows
+                await asyncio.sleep(0)
+                await sender.wait()
+            sender.check()
+            await self._gate.durable()
+
+    def _kept(self, producer: str, known: Producer) -> dict[str, int]:
+        """How many rows of each topic the log has of the batch that a producer had begun."""
+        kept: Counter[str] = Counter()
+        source = PRODUCER + producer
+        for position, begin in zip(self._node.engine.positions(), known.ends, strict=False):
+            start = max(begin, position.first)
+            if start >= position.next:
+                continue
+            for stored in self._node.engine.read(position.partition, start, position.next):
+                batch = decode(stored.ipc)
+                mine = pc.and_(
+                    pc.equal(batch.column("source").cast(pa.string()), source),
+                    pc.and_(
+                        pc.equal(batch.column("op").cast(pa.string()), "publish"),
+                        pc.greater_equal(batch.column("offset"), start),
+                    ),
+                )
+                for value in pc.value_counts(batch.column("address").filter(mine)):
+                    kept[value["values"].as_py()] += value["counts"].as_py()
+        return dict(kept)
+
+
+class _Sender:
+    """A session for as long as a request publishes."""
+
+    def __init__(self, node: Node, rights: Rights, peer: str, source: str) -> None:
+        self._node = node
+        self._changed = asyncio.Event()
+        self._link = LocalLink(peer, self._changed.set)
+        self.session = LocalSession(node, self._link, rights, time.monotonic(), source)
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.session.lost("done")
+
+    def check_all(self, rows: Rows) -> None:
+        """Refuse rows of which some cannot be published, before any of them is."""
+        self._node.capture.check_disk()
+        delayed = False
+        for address, count in rows.counts.items():
+            self._node.check_publish(self.session, address)
+            if address in self._node.queues:
+                _check_room(self._node, address, count, rows.sizes[address])
+                delayed = True
+        if delayed:
+            _check_delays(rows)
+
+    def publish(self, batch: pa.RecordBatch, table: FrameTable) -> None:
+        """Publish rows, in one turn."""
+        from_arrow(batch, table)
+        table.dialect = DIALECT
+        self._node.publish(self.session, table, 0, table.count, time.monotonic())
+        table.release()
+        self._node.capture.flush()
+        self._node.capture.hold_back(self.session)
+
+    async def wait(self) -> None:
+        """Wait as long as a subscriber or the disk is behind."""
+        while self._link.is_paused and not self.session.closed:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def check(self) -> None:
+        """Raise what was refused after all."""
+        if self.session.refusal is not None:
+            raise self.session.refusal
+
+
+def _check_room(node: Node, address: str, count: int, size: int) -> None:
+    queue = node.queues.get(address)
+    most, bytes_ = queue.settings.max_messages, queue.settings.max_bytes
+    if (most and len(queue) + count > most) or (bytes_ and queue.bytes + size > bytes_):
+        raise RefusedError("busy", f"the queue {address} has no room for {count} messages")
+
+
+def _check_delays(rows: Rows) -> None:
+    """A queue takes no message whose delay is no number; better to know before."""
+    for batch in rows.batches:
+        if batch.schema.get_field_index("headers") >= 0:
+            headers = batch.column("headers")
+            delays = headers.items.filter(pc.equal(headers.keys, DELAY))
+            if pc.all(pc.match_substring_regex(delays, "^[0-9]{0,12}$")).as_py() is False:
+                raise RefusedError("bad_request", "a delay is in milliseconds")
+
+
+def _with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
+    """Rows of which each has an id: queues know by it what they have taken."""
+    numbers = pa.array(range(first, first + batch.num_rows)).cast(pa.string())
+    made = pc.binary_join_element_wise(prefix, numbers, "")
+    at = batch.schema.get_field_index("id")
+    if at < 0:
+        return batch.append_column("id", made)
+    ids = batch.column(at)
+    return batch.set_column(at, "id", pc.if_else(pc.equal(ids, ""), made, ids))
+
+
+class Events:
+    """What is published to some filters, as server-sent events; the broker sees a subscriber."""
+
+    def __init__(self, gate: Gate, rights: Rights, filters: list[str], peer: str) -> None:
+        self._gate = gate
+        self._node = gate.node
+        self._rights = rights
+        self._filters = filters
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._link = LocalLink(peer, self._wake)
+        self._session: LocalSession | None = None
+
+    async def open(self) -> None:
+        """Subscribe, or be refused."""
+        await self._gate.ask(self._open)
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        self._session = LocalSession(self._node, self._link, self._rights, now)
+        try:
+            for filter in self._filters:
+                if filter in self._node.queues:
+                    text = f"{filter} is a queue: it is consumed on the wire, or peeked at here"
+                    raise RefusedError("conflict", text)
+                self._node.subscribe(self._session, filter, now)
+        except RefusedError:
+            self._session.lost("refused")
+            raise
+
+    def _wake(self) -> None:
+        """From the broker's thread: there is something to do."""
+        try:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:
+            return  # HTTP has stopped
+
+    def end(self) -> None:
+        """Let the stream end."""
+        self._link.is_open = False
+        self._changed.set()
+
+    def close(self) -> None:
+        """The client is gone: let the broker know."""
+        if (session := self._session) is not None:
+            self._gate.tell(lambda: session.lost("closed by the client"))
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """The events, until either side ends it."""
+        feed = Feed("boson-binary", limits=self._node.limits)
+        yield b": events of " + " ".join(self._filters).encode() + b"\n\n"
+        while True:
+            self._changed.clear()
+            while (frames := self._link.take()) is not None:
+                for events in _events(feed, frames):
+                    yield events
+                self._link.sent(len(frames))
+            if not self._link.is_open:
+                break
+            try:
+                await asyncio.wait_for(self._changed.wait(), KEEP_ALIVE)
+            except TimeoutError:
+                yield b": nothing new\n\n"
+        yield b"event: end\ndata: {}\n\n"
+
+
+def _events(feed: Feed, frames: bytes) -> list[bytes]:
+    """Frames as server-sent events, not too many at once."""
+    written: list[bytes] = []
+    for table in feed.receive(frames):
+        rows = list(table.messages())
+        for at in range(0, len(rows), EVENTS_AT_ONCE):
+            some = rows[at : at + EVENTS_AT_ONCE]
+            lines = (b"data: " + _encode(as_json(message)) + b"\n\n" for message in some)
+            written.append(b"".join(lines))
+    return written

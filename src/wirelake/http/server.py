@@ -1,0 +1,221 @@
+"""The HTTP listener: uvicorn on an event loop and a thread of its own, beside the broker's.
+
+So nobody on the wire waits for a request, and what reads the log lets go of the interpreter while
+it does. Clients that stop in the middle of a request, or do not read what they asked for, are cut
+off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from wirelake.broker.node import Node
+from wirelake.errors import ConfigError
+from wirelake.http.app import Api, application
+from wirelake.http.gate import Gate
+from wirelake.http.ledger import Ledger
+
+#: How long a client may take to send the head of a request, and to read anything (seconds).
+REQUEST_TIMEOUT = 30.0
+READ_TIMEOUT = 60.0
+#: How long requests may take to end when the server stops (seconds).
+GRACE = 3
+MAX_HEAD = 128 << 10
+MAX_CONNECTIONS = 1024
+
+log = logging.getLogger("wirelake.http")
+
+
+class HttpServer:
+    """A node by HTTP; started and stopped on the node's event loop."""
+
+    def __init__(
+        self,
+        node: Node,
+        listen: str = "127.0.0.1:7780",
+        *,
+        tls: ssl.SSLContext | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._node = node
+        self._host, self._port = _parse(listen)
+        self._tls = tls
+        self._insecure = insecure
+        self._server: _Server | None = None
+        self._thread: threading.Thread | None = None
+        self._api: Api | None = None
+        self.url = ""
+
+    async def start(self) -> str:
+        """Listen; the URL where."""
+        is_local = _is_local(self._host)
+        if not is_local and not self._insecure and self._node.rights_of_strangers.admin:
+            raise ConfigError(
+                "http",
+                f"{self._host} can be reached from other machines and no tokens are configured;"
+                " add some (wirelake token) or allow it (--insecure)",
+            )
+        bound = self._bind()
+        loop = asyncio.get_running_loop()
+        ledger = Ledger(self._node.engine)
+        gate = Gate(self._node, loop)
+        self._api = Api(gate, ledger)
+        tls = self._tls
+        config = uvicorn.Config(
+            application(self._api, local=is_local),
+            loop="uvloop",
+            http=_Protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=MAX_HEAD,
+            timeout_graceful_shutdown=GRACE,
+            ssl_context_factory=None if tls is None else lambda config, make: tls,
+        )
+        self._server = _Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([bound],), name="wirelake http", daemon=True
+        )
+        self._thread.start()
+        await loop.run_in_executor(None, self._server.ready.wait)
+        if not self._server.started:
+            raise ConfigError("http", "it could not be started; the log says why")
+        host, port = bound.getsockname()[:2]
+        self.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        return self.url
+
+    async def stop(self) -> None:
+        """Take no more requests, let those that are under way end soon, and let go."""
+        if self._server is None or self._thread is None or self._api is None:
+            return
+        self._server.should_exit = True
+        self._server.on_exit = self._api.stop_events
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._thread.join)
+        await loop.run_in_executor(None, self._api.close)
+        self._server = self._thread = self._api = None
+
+    def _bind(self) -> socket.socket:
+        try:
+            family = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            bound = socket.socket(family[0], socket.SOCK_STREAM)
+            try:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind(family[4])
+                bound.listen(2048)
+                bound.setblocking(False)
+            except BaseException:
+                bound.close()
+                raise
+        except OSError as error:
+            number = error.errno or 0  # a resolver's are negative, and not the system's
+            reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise ConfigError("http", f"{self._host}:{self._port}: {reason.lower()}") from None
+        return bound
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn that says when it is there, and ends streams that would never end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = threading.Event()
+        self.on_exit: Callable[[], object] = bool
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        try:
+            await super().startup(sockets)
+        finally:
+            self.ready.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and let requests end."""
+        self.on_exit()
+        await super().shutdown(sockets)
+
+
+class _Protocol(H11Protocol):
+    """A connection whose client may not keep us waiting for ever."""
+
+    _head: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """A client is there: the head of a request must follow."""
+        super().connection_made(transport)
+        self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come: a whole head, or a part of one."""
+        super().data_received(data)
+        if self._is_busy():
+            self._forget_head()
+        elif self._head is None:
+            self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._forget_head()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we write."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+    def _is_busy(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _give_up(self) -> None:
+        self._head = None
+        if not self._is_busy():
+            self.transport.close()
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+
+def _parse(listen: str) -> tuple[str, int]:
+    """A host and a port, from `127.0.0.1:7780` or `[::1]:7780`."""
+    host, colon, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError("http", f"{listen}: this is HOST:PORT")
+    return host, int(port)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

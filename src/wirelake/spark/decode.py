@@ -1,0 +1,220 @@
+"""`wirelake lake decode`: captures into the table.
+
+1. *Index*, a task a file: what kind of file it is, which messages are in it, where it can be split,
+   and every fault. Afterwards it is known how many messages there are and what number each has.
+2. *Decode*, a task for every 32 MiB or so: the compiled scanners make Arrow batches of the spans,
+   which Spark writes to the table as they are.
+
+Faults stop nothing. A raw dump is read up to its fault, as `wirelake inspect` does; a capture of
+packets may have one for every connection. They go to the side table.
+
+A message's `partition` is the number of its file among those that are decoded together, its
+`offset` the number of the message in that file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import accumulate
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from wirelake.errors import ProtocolError
+from wirelake.spark import table
+from wirelake.spark.flows import Fault, Found, Ports, find_in_packets
+from wirelake.spark.pcap import is_pcap
+from wirelake.spark.session import progress, spark_errors
+from wirelake.spark.spans import Span, State, batches, index, whole
+from wirelake.wire import detect
+
+#: Bytes that one task decodes, about.
+STEP = 32 << 20
+#: Tasks of the index pass, at most.
+MOST_TASKS = 1000
+#: Bytes of a faulty place that the side table has.
+EXCERPT = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """How captures are read."""
+
+    dialect: str = ""  # "": told from the first bytes
+    ports: Ports = field(default_factory=Ports)
+    time: int = 0  # µs, of the messages in raw dumps, which have none of their own
+    step: int = STEP
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A file, and its number among those that are decoded together."""
+
+    path: str
+    number: int
+
+
+@dataclass
+class Part(InputPartition):
+    """What one task decodes: spans of one file, and the number that each one's stream begins at."""
+
+    capture: Capture
+    spans: list[tuple[int, Span]]
+
+    def __post_init__(self) -> None:
+        super().__init__(self.capture.number)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in one file."""
+
+    parts: list[Part]
+    faults: list[tuple[str, int, str, str, bytes]]  # file, place, reason, dialect, bytes
+    messages: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run has done."""
+
+    messages: int
+    errors: int
+
+
+def decode(
+    spark: SparkSession,
+    files: Sequence[str],
+    target: str,
+    options: Options = Options(),  # noqa: B008 - immutable
+    *,
+    format: str = "parquet",
+    errors: str = "",
+    overwrite: bool = False,
+) -> Result:
+    """Add the messages of captures to a table, and what cannot be read to its side table."""
+    captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
+    with spark_errors(), progress(spark, "index"):
+        tasks = spark.sparkContext.parallelize(captures, min(len(captures), MOST_TASKS))
+        plans = tasks.map(lambda capture: plan(capture, options)).collect()
+    rows = messages(spark, [part for each in plans for part in each.parts])
+    with progress(spark, "decode"):
+        table.write(rows, target, format=format, overwrite=overwrite)
+    now = datetime.now(UTC)
+    faults = [(*fault, now) for each in plans for fault in each.faults]
+    side = errors or table.side_table(target)
+    table.write_errors(spark, faults, side, format=format, overwrite=overwrite)
+    return Result(sum(each.messages for each in plans), len(faults))
+
+
+def messages(spark: SparkSession, parts: list[Part]) -> DataFrame:
+    """The messages of these parts, a task each, in the schema of the log."""
+    if not parts:
+        return spark.createDataFrame([], table.LOG_SCHEMA)
+
+    class Source(DataSource):
+        """Local to this call, so that Spark sends it, parts and all, to where it is planned."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "wirelake-capture"
+
+        def schema(self) -> StructType:
+            return table.LOG_SCHEMA
+
+        def reader(self, schema: StructType) -> Reader:
+            return Reader(parts)
+
+    with spark_errors():
+        spark.dataSource.register(Source)
+        return spark.read.format("wirelake-capture").load()
+
+
+class Reader(DataSourceReader):
+    """Parts to Arrow batches."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+
+    def partitions(self) -> list[Part]:
+        """One task a part."""
+        return self._parts
+
+    def read(self, partition: InputPartition) -> Iterator[object]:
+        """The batches of a part."""
+        assert isinstance(partition, Part)
+        capture = partition.capture
+        data = contents(capture.path)
+        for offset, span in partition.spans:
+            yield from batches(span, data, capture.number, offset)
+
+
+def contents(path: str) -> memoryview:
+    """A file's bytes; they are read when they are looked at."""
+    with open(path, "rb") as file:  # noqa: PTH123 - a plain path
+        if os.fstat(file.fileno()).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def plan(capture: Capture, options: Options = Options()) -> Plan:  # noqa: B008 - immutable
+    """The index pass over one file; never fails."""
+    try:
+        data = contents(capture.path)
+    except OSError as error:
+        return Plan([], [(capture.path, 0, f"cannot be read: {error.strerror}", "", b"")], 0)
+    if is_pcap(data):
+        found = find_in_packets(data, options.ports, options.dialect, options.step)
+    else:
+        found = find_in_dump(data, options)
+    firsts = list(accumulate((stream.messages for stream in found.streams), initial=0))
+    spans = [
+        (first, span)
+        for first, stream in zip(firsts, found.streams, strict=False)
+        for span in stream.spans
+    ]
+    faults = [
+        (capture.path, one.place, one.reason, one.dialect, bytes(data[one.place :][:EXCERPT]))
+        for one in found.faults
+    ]
+    return Plan(list(_packed(capture, spans, options.step)), faults, firsts[-1])
+
+
+def find_in_dump(data: memoryview, options: Options) -> Found:
+    """What is in a raw dump of one direction."""
+    found = Found()
+    if not data:
+        return found
+    try:
+        dialect = options.dialect or detect(data)
+        if dialect is None:
+            raise ProtocolError("auto", 0, "too short to tell the dialect")
+    except ProtocolError as error:
+        found.faults.append(Fault(error.offset, error.reason, error.dialect))
+        return found
+    stream = index(whole(data, options.time), State(dialect), options.step)
+    found.streams.append(stream)
+    if stream.fault is not None:
+        left = len(data) - stream.end
+        reason = f"{stream.fault.reason}; nothing is read of the last {left} bytes"
+        found.faults.append(Fault(stream.fault.offset, reason, dialect))
+    return found
+
+
+def _packed(capture: Capture, spans: list[tuple[int, Span]], step: int) -> Iterator[Part]:
+    """Spans in parts of about `step` bytes: a capture may have many short connections."""
+    part = Part(capture, [])
+    size = 0
+    for first, span in spans:
+        if part.spans and size + span.size > step + step // 2:
+            yield part
+            part, size = Part(capture, []), 0
+        part.spans.append((first, span))
+        size += span.size
+    if part.spans:
+        yield part

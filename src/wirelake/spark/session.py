@@ -1,0 +1,161 @@
+"""A Spark session for our jobs: where Java is, what is set, how far a job is, how it failed.
+
+Local mode is the default; `--master` or `spark-submit` name any other. Times are UTC everywhere.
+What Spark throws becomes an `EngineError` here, with the one line that says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has none
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from wirelake.errors import ConfigError, EngineError
+
+#: What our jobs need, whoever has started Spark.
+SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Rows go to several folders as they come: no sort, and their order is kept.
+    "spark.sql.maxConcurrentOutputFileWriters": "16",
+}
+
+#: What is set where we start Spark ourselves.
+LOCAL_SETTINGS = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "16",
+    # Batches come from Python by the shortest way, and nobody else can connect.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.worker.faulthandler.enabled": "true",
+}
+
+#: Local mode listens for nobody else.
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+_REFRESH = 0.25  # seconds between two looks at a job
+_CAUSE = re.compile(r"(?:wirelake\.errors\.|\w+(?:\.\w+)*\.)?(\w*(?:Error|Exception)): (.+)")
+
+
+def find_java() -> Path | None:
+    """Java's home: JAVA_HOME, else `jvm` in this interpreter's environment, else the PATH's."""
+    homes = [Path(sys.prefix) / "jvm"]
+    if "JAVA_HOME" in os.environ:
+        homes.insert(0, Path(os.environ["JAVA_HOME"]))
+    if on_path := shutil.which("java"):
+        homes.append(Path(on_path).resolve().parent.parent)
+    return next((home for home in homes if os.access(home / "bin" / "java", os.X_OK)), None)
+
+
+def start(name: str, master: str = "", **settings: str) -> SparkSession:
+    """A session, the one of `spark-submit` where there is one; whoever starts it stops it."""
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName(name)
+    if not submitted:
+        home = find_java()
+        if home is None:
+            raise ConfigError("JAVA_HOME", "Spark needs Java 17 or newer, and there is none")
+        os.environ["JAVA_HOME"] = str(home)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        builder = builder.master(master or "local[*]")
+        settings = LOCAL_SETTINGS | settings
+        if (master or "local").startswith("local"):
+            settings = LOOPBACK | settings
+    elif master:
+        builder = builder.master(master)
+    for setting, value in (SETTINGS | settings).items():
+        builder = builder.config(setting, value)
+    with spark_errors(), nullcontext() if submitted else _quiet_start():
+        spark = builder.getOrCreate()
+    with spark_errors():
+        for setting, value in SETTINGS.items():
+            spark.conf.set(setting, value)
+    return spark
+
+
+@contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Keep what Java has to say while it starts, and show it only where it does not.
+
+    Java keeps the standard error that it was started with: what goes wrong later comes to us as an
+    exception, so nothing is lost.
+    """
+    with tempfile.TemporaryFile() as kept:
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except Exception:
+            kept.seek(0)
+            os.write(ours, kept.read())
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Let what Spark throws be an `EngineError`."""
+    try:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
+        raise EngineError(f"Spark: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """One line of what Spark has to say: the innermost cause, as it is the one that tells."""
+    text = str(error)
+    causes = [match for match in _CAUSE.finditer(text) if not match[2].startswith("Job aborted")]
+    ours = [match for match in causes if match[1] == "EngineError"]
+    if ours or causes:
+        return (ours or causes)[-1][2].strip()
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Show how many tasks are done while Spark works, where somebody looks at it."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    done = threading.Event()
+    columns = TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        shown = bar.add_task(what, total=None)
+
+        def watch() -> None:
+            while not done.wait(_REFRESH):
+                finished, total = _tasks(spark)
+                bar.update(shown, completed=finished, total=total or None)
+
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _tasks(spark: SparkSession) -> tuple[int, int]:
+    """How many tasks of the active stages are done, and how many there are."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)

@@ -1,0 +1,274 @@
+"""Spans: stretches of a stream of frames that can be decoded apart from each other.
+
+An index pass runs the scanner over a stream once, without looking at what the rows hold. It counts
+the messages, notes every few MiB where a message begins, and finds the fault, if there is one. What
+a scanner must know to begin there is little: the dialect, whether Kobold's lengths include
+themselves, the topic that mfp and boson-text set earlier. Then every span is decoded on its own,
+and its messages have the numbers that they have in the whole.
+
+A span never begins inside a boson-text sequence. A decoder stops after the messages that were
+counted, so it meets no fault: where it does, the file is no longer what was indexed.
+
+The bytes of a stream need not lie side by side: they are pieces of a file, in order, each with the
+time at which it was captured. A raw dump is one piece, a TCP stream one for every segment. A
+message has the time of the piece in which it ends.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from wirelake.errors import EngineError, ProtocolError
+from wirelake.message import Flag, Limits, Message, Op
+from wirelake.wire import FrameTable, Scanner, encoder, scanner
+from wirelake.wire.arrow import to_arrow
+from wirelake.wire.boson_text import BosonTextScanner
+from wirelake.wire.kobold import KoboldScanner
+from wirelake.wire.mfp import MfpScanner
+
+#: Rows of a batch at most, and bytes of frames in it as a rule.
+ROWS = 8192
+WINDOW = 16 << 20
+
+_TOPIC = int(Op.TOPIC).to_bytes(4, "little")
+_WITH_TOPIC = ("mfp-1", "boson-text")
+
+
+class Pieces:
+    """The bytes of one stream: pieces of a file, one after the other."""
+
+    def __init__(self, data: memoryview, cells: array[int]) -> None:
+        self._data = data
+        self._places = cells[0::3]
+        self._sizes = cells[1::3]
+        self._times = cells[2::3]
+        self.starts = array("q", accumulate(self._sizes, initial=0))
+        self.size = self.starts[-1]
+
+    def window(self, at: int, size: int) -> memoryview:
+        """Up to so many bytes of the stream from `at` on; copied only where they must be joined."""
+        end = min(at + size, self.size)
+        first = self._piece(at)
+        if end <= self.starts[first + 1]:
+            place = self._places[first] + at - self.starts[first]
+            return self._data[place : place + end - at]
+        cells = self.cut(at, end)
+        return memoryview(
+            b"".join(
+                self._data[place : place + length]
+                for place, length in zip(cells[0::3], cells[1::3], strict=True)
+            )
+        )
+
+    def cut(self, start: int, end: int) -> array[int]:
+        """Where bytes [start, end) of the stream are: place, size and time of each piece."""
+        cells = array("q")
+        k = self._piece(start)
+        while start < end:
+            stop = min(end, self.starts[k + 1])
+            place = self._places[k] + start - self.starts[k]
+            cells.extend((place, stop - start, self._times[k]))
+            start = stop
+            k += 1
+        return cells
+
+    def place(self, at: int) -> int:
+        """Where in the file byte `at` of the stream is; at its end, where the last piece ends."""
+        k = min(self._piece(at), len(self._places) - 1)
+        return self._places[k] + at - self.starts[k]
+
+    def time(self, at: int) -> int:
+        """When byte `at` of the stream was captured."""
+        return self._times[min(self._piece(at), len(self._times) - 1)]
+
+    def times(self, at: int, table: FrameTable) -> pa.Array:
+        """When the rows of a table ended, whose buffer begins at byte `at`."""
+        n = table.count
+        begins, sizes = (
+            pa.Array.from_buffers(pa.int32(), n, [None, pa.py_buffer(memoryview(cells)[:n])])
+            for cells in (table.frame_at, table.frame_len)
+        )
+        ends = pc.add(pc.add(begins, sizes).cast(pa.int64()), at)
+        first, last = self._piece(at), self._piece(at + len(table.buffer) - 1)
+        which = pc.search_sorted(_longs(self.starts[first + 1 : last + 1]), ends, side="left")
+        return _longs(self._times[first : last + 1]).take(which)
+
+    @property
+    def is_whole(self) -> bool:
+        """Is the stream one piece?"""
+        return len(self._places) == 1
+
+    def _piece(self, at: int) -> int:
+        return bisect_right(self.starts, at) - 1
+
+
+def _longs(cells: array[int]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(cells), [None, pa.py_buffer(cells)])
+
+
+def whole(data: memoryview, time: int = 0) -> Pieces:
+    """A raw dump as a stream."""
+    return Pieces(data, array("q", (0, len(data), time)))
+
+
+@dataclass(frozen=True)
+class State:
+    """What a scanner must know to begin at a frame."""
+
+    dialect: str
+    begun: bool = False  # frames came before
+    inclusive: bool | None = None  # Kobold's lengths include themselves; None: not known yet
+    topic: bytes = b""
+
+    def scanner(self) -> Scanner:
+        """A scanner in this state."""
+        made = scanner(self.dialect)
+        if self.begun and (self.inclusive is not None or self.dialect.startswith("tmq")):
+            # A first frame settles how lengths are read, and that no handshake comes any more.
+            ping = FrameTable(1)
+            ping.fill([Message(op="ping")])
+            writer = encoder(self.dialect)
+            writer.inclusive = bool(self.inclusive)
+            made.finish(writer.encode(ping), FrameTable(1))
+        if isinstance(made, MfpScanner | BosonTextScanner):
+            made.set_topic(self.topic)
+        return made
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one task decodes: where the bytes are, the scanner's state, the messages' numbers."""
+
+    state: State
+    first: int  # the number of its first message in the stream
+    messages: int
+    cells: array[int]  # of pieces
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return sum(self.cells[1::3])
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is in a stream: spans up to its end or to a fault, and the state there."""
+
+    spans: list[Span]
+    messages: int
+    end: int  # behind the last whole message
+    fault: ProtocolError | None
+    state: State
+
+
+def tables(
+    reader: Scanner, pieces: Pieces, *, torn: bool = False
+) -> Iterator[tuple[int, FrameTable]]:
+    """Frame tables of a stream, with the byte each one's buffer begins at.
+
+    Where the stream is torn, what is unfinished at its end is no fault.
+    """
+    table = FrameTable(ROWS)
+    at, want = 0, WINDOW
+    while at < pieces.size:
+        data = pieces.window(at, want)
+        last = at + len(data) == pieces.size
+        scan = reader.finish if last and not torn else reader.scan
+        used = 0
+        while used < len(data):
+            base = used
+            used += scan(data[base:], table)
+            if table.count:
+                yield at + base, table
+            if not reader.again:
+                break
+        if last:
+            return
+        want = WINDOW if used else max(2 * want, reader.need)
+        at += used
+
+
+def index(pieces: Pieces, state: State, step: int, *, torn: bool = False) -> Index:
+    """Find the messages of a stream, and where it can be split, about every `step` bytes."""
+    reader = state.scanner()
+    primed = reader.offset
+    cuts: list[tuple[int, int, bytes]] = [(0, 0, state.topic)]
+    fault: ProtocolError | None = None
+    messages = end = 0
+    topic, more = state.topic, False
+    try:
+        for at, table in tables(reader, pieces, torn=torn):
+            n = table.count
+            begins = memoryview(table.frame_at)[:n]
+            due = cuts[-1][0] + step
+            while at + begins[n - 1] >= due:
+                row = bisect_left(begins, due - at)
+                while row < n and (table.flags[row - 1] & Flag.MORE if row else more):
+                    row += 1
+                if row == n:
+                    break
+                begin = at + begins[row]
+                cuts.append((begin, messages + row, _topic_before(table, row, topic)))
+                due = begin + step
+            topic = _topic_before(table, n, topic)
+            more = bool(table.flags[n - 1] & Flag.MORE)
+            messages += n
+            end = at + begins[n - 1] + table.frame_len[n - 1]
+    except ProtocolError as error:
+        fault = ProtocolError(error.dialect, error.offset - primed, error.reason)
+    inclusive = state.inclusive
+    if isinstance(reader, KoboldScanner) and messages:
+        inclusive = reader.inclusive
+    later = replace(state, begun=True, inclusive=inclusive)
+    spans = []
+    # A sequence is handed out once its end is there: where a part is at fault, the rest is needed.
+    bound = min(pieces.size, end + Limits().sequence) if more else end
+    if messages:
+        for (start, first, set_before), (stop, following, _) in zip(
+            cuts, [*cuts[1:], (bound, messages, b"")], strict=True
+        ):
+            begins_with = replace(later, topic=set_before) if first else state
+            spans.append(Span(begins_with, first, following - first, pieces.cut(start, stop)))
+    return Index(spans, messages, end, fault, replace(later, topic=topic))
+
+
+def _topic_before(table: FrameTable, row: int, topic: bytes) -> bytes:
+    """The topic that holds at a row, where `topic` held before the table."""
+    if table.dialect not in _WITH_TOPIC:
+        return topic
+    # Ops are small numbers, so these four bytes cannot be parts of two of them.
+    found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
+    return topic if found < 0 else table.address(found // 4)
+
+
+def batches(span: Span, data: memoryview, partition: int, offset: int) -> Iterator[pa.RecordBatch]:
+    """The messages of a span as batches of the log; its stream's messages count from `offset`."""
+    pieces = Pieces(data, span.cells)
+    first = offset + span.first
+    expected = first + span.messages
+    place = partition, span.cells[0]
+    try:
+        for at, table in tables(span.state.scanner(), pieces):
+            time = pieces.time(at) if pieces.is_whole else 0
+            batch = to_arrow(table, timestamp=time, partition=partition, offset=first)
+            if not pieces.is_whole:
+                times = pieces.times(at, table).cast(batch.schema.field("timestamp").type)
+                batch = batch.set_column(2, batch.schema.field("timestamp"), times)
+            first += batch.num_rows
+            yield batch
+            if first == expected:
+                return
+    except ProtocolError as error:
+        raise _changed(*place) from error
+    raise _changed(*place)
+
+
+def _changed(partition: int, place: int) -> EngineError:
+    return EngineError(f"capture {partition} has changed while it was read, after byte {place}")
