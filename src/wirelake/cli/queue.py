@@ -1,4 +1,4 @@
-"""`wirelake queue put`, `get` and `ls`: messages that are kept until somebody has them."""
+"""`wirelake queue …`: messages that are kept until somebody has them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 import wirelake
+from wirelake.cli import queue_care
 from wirelake.cli.messages import (
     TIMED_OUT,
     AsJson,
@@ -33,6 +34,11 @@ from wirelake.client.dialects import require
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
 app = typer.Typer(help="Messages that are kept until somebody has them.", no_args_is_help=True)
+app.command()(queue_care.peek)
+app.command()(queue_care.purge)
+app.command()(queue_care.move)
+app.command()(queue_care.make)
+app.command("rm")(queue_care.remove)
 
 
 @app.command()

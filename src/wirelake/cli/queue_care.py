@@ -1,0 +1,160 @@
+"""`wirelake queue peek`, `purge`, `move`, `make` and `rm`: what operators do to queues, by HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from typing import Annotated, Any
+from urllib.parse import quote, urlencode
+
+import typer
+from rich.markup import escape
+
+from wirelake.cli.messages import TIMED_OUT, AsJson, Patience, Token, fail
+from wirelake.cli.show import as_text, plain_table, wide_console, write_object
+from wirelake.errors import RefusedError
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="Of HTTP, as http://localhost:7780.")]
+Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
+
+
+def peek(
+    url: Url,
+    queue: Queue,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 10,
+    as_json: AsJson = False,
+    timeout: Patience = 30.0,
+    token: Token = "",
+) -> None:
+    """Show what comes next in a queue, without taking it.
+
+    Examples:
+
+        wirelake queue peek http://localhost:7780 jobs
+
+        wirelake queue peek http://localhost:7780 'jobs/$dead' --json | jq '.headers."dead.reason"'
+    """
+    found = _ask(url, "GET", queue, "/messages", timeout, token, count=count)["messages"]
+    if as_json:
+        for message in found:
+            write_object(message)
+        return
+    table = plain_table()
+    for name in ("id", "attempts", "from", "headers", "payload"):
+        table.add_column(name, overflow="fold")
+    for message in found:
+        payload = message.get("payload", "").encode() or base64.b64decode(message.get("base64", ""))
+        headers = " ".join(f"{key}={value}" for key, value in message.get("headers", {}).items())
+        cells = [message["id"], message["attempts"], message.get("source", ""), headers]
+        table.add_row(*[escape(as_text(str(one).encode())) for one in cells], as_text(payload))
+    wide_console().print(table)
+
+
+def purge(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -> None:
+    """Throw away all messages of a queue that nobody holds.
+
+    Examples:
+
+        wirelake queue purge http://localhost:7780 jobs
+    """
+    done = _ask(url, "POST", queue, "/purge", timeout, token)
+    typer.echo(f"{done['purged']} messages thrown away")
+
+
+def move(
+    url: Url,
+    queue: Queue,
+    to: Annotated[
+        str, typer.Option(metavar="QUEUE", help="Where to; dead letters go back by themselves.")
+    ] = "",
+    count: Annotated[int, typer.Option(min=1, help="At most so many.")] = 2**31,
+    timeout: Patience = 300.0,
+    token: Token = "",
+) -> None:
+    """Give messages of a queue to another one: dead letters back to where they came from.
+
+    Examples:
+
+        wirelake queue move http://localhost:7780 'jobs/$dead'
+
+        wirelake queue move http://localhost:7780 jobs --to jobs/later --count 100
+    """
+    where = {"to": to} if to else {}
+    done = _ask(url, "POST", queue, "/move", timeout, token, count=count, **where)
+    typer.echo(f"{done['moved']} messages moved to {done['to']}")
+
+
+def make(
+    url: Url,
+    queue: Queue,
+    mode: Annotated[str, typer.Option(help="round-robin, push or pull.")] = "round-robin",
+    ack_timeout: Annotated[
+        float, typer.Option(min=0.001, help="Seconds until a message is delivered again.")
+    ] = 30.0,
+    max_deliveries: Annotated[
+        int, typer.Option(min=1, help="Before a message is a dead letter.")
+    ] = 5,
+    timeout: Patience = 30.0,
+    token: Token = "",
+) -> None:
+    """Make a queue, or change the settings of one.
+
+    Examples:
+
+        wirelake queue make http://localhost:7780 jobs --ack-timeout 300
+    """
+    settings = {"mode": mode, "ack_timeout": ack_timeout, "max_deliveries": max_deliveries}
+    _ask(url, "PUT", queue, "", timeout, token, body=settings)
+
+
+def remove(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -> None:
+    """Remove a queue with all that is in it.
+
+    Examples:
+
+        wirelake queue rm http://localhost:7780 jobs
+    """
+    _ask(url, "DELETE", queue, "", timeout, token)
+
+
+def _ask(
+    url: str,
+    method: str,
+    queue: str,
+    what: str,
+    timeout: float,
+    token: str,
+    body: object = None,
+    **query: object,
+) -> Any:
+    """What the broker answers; an error is one line and an exit code."""
+    if not url.startswith(("http://", "https://")):
+        raise typer.BadParameter(f"{url} is not where HTTP listens: say http://HOST:PORT")
+    place = f"{url.rstrip('/')}/v1/queues/{quote(queue, safe='')}{what}"
+    request = urllib.request.Request(
+        f"{place}?{urlencode(query)}" if query else place,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Authorization": f"Bearer {token}"} if token else {},
+    )
+    if body is not None:
+        request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.loads(answer.read() or b"null")
+    except urllib.error.HTTPError as error:
+        fail(_reason(error))
+    except TimeoutError:
+        fail(f"{url} has not answered in {timeout:g} s", TIMED_OUT)
+    except (OSError, ValueError) as error:
+        fail(f"{url}: {getattr(error, 'reason', error)}")
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        told = json.loads(error.read())
+        return str(RefusedError(told["error"], told["text"]))
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"
