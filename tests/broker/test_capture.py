@@ -76,6 +76,7 @@ def test_a_token_is_never_captured(desk: Desk) -> None:
 
 
 def test_a_request_and_its_reply_have_one_correlation_id_that_nobody_else_has(desk: Desk) -> None:
+    """decision 46"""
     service = desk.client("kobold-1", "clock")
     service.send(Message(op="serve", address="time"))
     for name in ("anne", "bert"):
@@ -162,6 +163,7 @@ class FullDisk(MemoryEngine):
 
 
 def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None:
+    """decision 47"""
     desk = Desk(Node(FullDisk(partitions=1)))
     subscriber, client = desk.client("kobold-2"), desk.client("kobold-2", "c")
     subscriber.subscribe("a")
@@ -243,6 +245,7 @@ def test_an_answer_leaves_when_what_it_answers_is_durable() -> None:
 
 
 def test_timestamps_never_go_back_whatever_the_clock_does(desk: Desk) -> None:
+    """decision 48"""
     client = desk.client("kobold-2")
     for epoch in (1_000_000.0, 900_000.0, 1_000_500.0):
         desk.node.tick(desk.now, epoch)

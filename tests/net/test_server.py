@@ -300,6 +300,7 @@ async def test_a_client_that_sends_no_more_still_gets_its_answers(
 
 
 async def test_a_frame_torn_by_hanging_up_is_counted(start: Start) -> None:
+    """decision 45"""
     server = await start(LOCAL)
     peer = await Peer("kobold-3", "torn").open(port_of(server))
     await peer.send_bytes(b"\0\0\0\x40PUB a")
