@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command import COMMAND
 from wirelake.cli.contenders import Nats
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
 ROOT = Path(__file__).parent.parent.parent
 SHORT = ["--seconds", "0.01", "--rounds", "1"]
 
@@ -144,7 +144,7 @@ def test_help_has_examples() -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("wirelake queue ", {"put", "get", "ls"}),
+        ("wirelake queue p", {"put", "peek", "purge"}),
         ("wirelake bench --dialect tmq", {"tmq-1.00", "tmq-1.01"}),
         ("wirelake kv put --cre", {"--create"}),
     ],

@@ -5,57 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from wirelake.cli import app
+from tests.cli.command import COMMAND, Group
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
 STORING = ["kobold-1", "kobold-2", "kobold-3", "boson-binary"]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[str]:
-    """Where a broker listens: host and port."""
-    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0", "--memory", "--no-http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout
-        yield broker.stdout.readline().strip().removeprefix("listening on auto://")
-        broker.terminate()
-
-
-def kv(*arguments: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """A command, to its end: in a process of its own where it reads standard input."""
-    words = ["kv", *map(str, arguments)]
-    if data:
-        command = [*COMMAND, *words]
-        return subprocess.run(command, input=data, capture_output=True, timeout=60)
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    return subprocess.CompletedProcess(
-        words, result.exit_code, result.stdout_bytes, result.stderr_bytes
-    )
-
-
-def shown(*arguments: str | Path, data: bytes = b"") -> list[str]:
-    """The lines of a command that works."""
-    result = kv(*arguments, data=data)
-    assert (result.returncode, result.stderr) == (0, b"")
-    return result.stdout.decode().splitlines()
-
-
-def objects(*arguments: str) -> list[dict[str, Any]]:
-    """What `--json` shows."""
-    return [json.loads(line) for line in shown(*arguments, "--json")]
+KV = Group("kv")
+shown, objects = KV.shown, KV.objects
 
 
 def fails(*arguments: str) -> tuple[int, str]:
     """The exit code and the one line of a command that does not."""
-    result = kv(*arguments)
+    result = KV.run(*arguments)
     (line,) = result.stderr.decode().splitlines()
     assert result.stdout == b""
     return result.returncode, line
@@ -89,7 +54,7 @@ def test_bytes_survive_from_a_file_to_standard_output(place: str, tmp_path: Path
     file = tmp_path / "value"
     file.write_bytes(bytes(range(256)))
     shown("put", f"kobold-2://{place}", "bytes", "--file", file)
-    assert kv("get", f"boson-binary://{place}", "bytes").stdout == bytes(range(256)) + b"\n"
+    assert KV.run("get", f"boson-binary://{place}", "bytes").stdout == bytes(range(256)) + b"\n"
 
 
 @pytest.mark.parametrize("dialect", STORING)
@@ -170,7 +135,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 
 def test_what_is_created_has_no_revision(place: str) -> None:
-    result = kv("put", f"kobold-3://{place}", "a", "x", "--create", "--revision", "1")
+    result = KV.run("put", f"kobold-3://{place}", "a", "x", "--create", "--revision", "1")
     assert result.returncode == 2
 
 

@@ -6,24 +6,13 @@ import base64
 import json
 import select
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
+from tests.cli.command import COMMAND
+
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[str]:
-    """Where a broker listens: host and port."""
-    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0", "--memory", "--no-http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout
-        yield broker.stdout.readline().strip().removeprefix("listening on auto://")
-        broker.terminate()
 
 
 def run(*arguments: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -3,55 +3,19 @@
 from __future__ import annotations
 
 import base64
-import json
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from wirelake.cli import app
+from tests.cli.command import COMMAND, Group
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
 #: What can take a message out of a queue when it likes.
 PULLING = ["kobold-1", "kobold-2", "kobold-3", "boson-binary", "tmq-1.00", "tmq-1.01"]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[str]:
-    """Where a broker listens: host and port."""
-    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0", "--memory", "--no-http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout
-        yield broker.stdout.readline().strip().removeprefix("listening on auto://")
-        broker.terminate()
-
-
-def queue(*arguments: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """A command, to its end: in a process of its own where it reads standard input."""
-    words = ["queue", *map(str, arguments)]
-    if data:
-        command = [*COMMAND, *words]
-        return subprocess.run(command, input=data, capture_output=True, timeout=60)
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    return subprocess.CompletedProcess(
-        words, result.exit_code, result.stdout_bytes, result.stderr_bytes
-    )
-
-
-def shown(*arguments: str | Path, data: bytes = b"") -> list[str]:
-    """The lines of a command that works."""
-    result = queue(*arguments, data=data)
-    assert (result.returncode, result.stderr) == (0, b"")
-    return result.stdout.decode().splitlines()
-
-
-def objects(*arguments: str) -> list[dict[str, Any]]:
-    """What `--json` shows."""
-    return [json.loads(line) for line in shown(*arguments, "--json")]
+QUEUE = Group("queue")
+shown, objects = QUEUE.shown, QUEUE.objects
 
 
 @pytest.mark.parametrize("dialect", PULLING)
@@ -60,7 +24,7 @@ def test_lines_are_put_and_taken_in_order_and_only_once(place: str, dialect: str
     assert shown("put", url, name, "--lines", data=b"one\ntwo\r\nthree") == []
     assert shown("get", url, name) == [f"{name}  one"]
     assert shown("get", url, name, "--count", "9", "--raw") == ["two", "three"]
-    empty = queue("get", url, name)
+    empty = QUEUE.run("get", url, name)
     assert (empty.returncode, empty.stdout) == (4, b"")
     assert empty.stderr.decode() == f"wirelake: {name} has no message to give\n"
 
@@ -74,7 +38,7 @@ def test_a_dialect_without_a_pull_puts_into_a_queue_and_follows_it(
     shown("put", f"{dialect}://{place}", name, "second")
     arguments = ("--follow", "--count", "2", "--raw", "--timeout", "60")
     assert shown("get", f"{dialect}://{place}", name, *arguments) == ["first", "second"]
-    assert queue("get", f"kobold-1://{place}", name).returncode == 4
+    assert QUEUE.run("get", f"kobold-1://{place}", name).returncode == 4
 
 
 def test_following_goes_on_until_the_count_or_the_time(place: str) -> None:
@@ -82,7 +46,7 @@ def test_following_goes_on_until_the_count_or_the_time(place: str) -> None:
     shown("put", url, "on", "--lines", data=b"1\n2\n3\n")
     assert shown("get", url, "on", "--follow", "--count", "2", "--raw") == ["1", "2"]
     assert shown("get", url, "on", "--follow", "--timeout", "1", "--raw") == ["3"]
-    late = queue("get", url, "on", "--follow", "--count", "1", "--timeout", "0.5")
+    late = QUEUE.run("get", url, "on", "--follow", "--count", "1", "--timeout", "0.5")
     assert (late.returncode, late.stderr) == (4, b"wirelake: time is up\n")
 
 
@@ -106,7 +70,7 @@ def test_a_message_that_was_looked_at_requeued_or_refused(place: str) -> None:
     assert base64.b64decode(seen["payload"]) == b"x"
     attempts = [objects("get", url, "tried", how)[0]["attempt"] for how in ("--requeue", "--nack")]
     assert attempts == [2, 3]
-    assert queue("get", url, "tried").returncode == 4
+    assert QUEUE.run("get", url, "tried").returncode == 4
     (dead,) = objects("get", url, "tried/$dead")
     assert dead["headers"]["dead.reason"]
 
@@ -158,7 +122,7 @@ def test_queues_are_listed_for_people_and_programs(place: str, dialect: str) -> 
 def test_an_error_is_one_line_and_an_exit_code(
     place: str, arguments: list[str], code: int, said: bytes
 ) -> None:
-    result = queue(*[argument.format(place) for argument in arguments])
+    result = QUEUE.run(*[argument.format(place) for argument in arguments])
     assert (result.returncode, result.stdout) == (code, b"")
     assert said in result.stderr
     assert result.stderr.count(b"\n") == 1
@@ -166,7 +130,7 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 @pytest.mark.parametrize("wrong", [["--nack", "--no-ack"], ["--follow", "--wait", "1"]])
 def test_options_that_exclude_each_other_are_told(place: str, wrong: list[str]) -> None:
-    assert queue("get", f"kobold-3://{place}", "q", *wrong).returncode == 2
+    assert QUEUE.run("get", f"kobold-3://{place}", "q", *wrong).returncode == 2
 
 
 @pytest.mark.parametrize("command", ["put", "get", "ls"])

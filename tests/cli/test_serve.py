@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,13 +18,12 @@ import pyarrow as pa
 import pytest
 
 import wirelake
+from tests.cli.command import COMMAND
 from tests.conftest import Certificates
 from tests.net.peer import Peer, close_all
 from wirelake.config import Listener, hash_token, read_settings
 from wirelake.errors import RefusedError
 from wirelake.message import Message
-
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
 
 
 class Broker:

@@ -6,25 +6,15 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
+from tests.cli.command import COMMAND
+
 STREAMING = ["kobold-1", "kobold-2", "kobold-3", "boson-binary"]
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[str]:
-    """Where a broker listens: host and port."""
-    command = [*COMMAND, "serve", "--listen", "auto://127.0.0.1:0", "--memory", "--no-http"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
-        assert broker.stdout
-        yield broker.stdout.readline().strip().removeprefix("listening on auto://")
-        broker.terminate()
 
 
 def send(*arguments: str | Path, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
