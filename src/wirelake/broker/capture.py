@@ -39,7 +39,6 @@ class Capture:
         self._node = node
         self.exclude: tuple[str, ...] = ()  # filters of addresses that are not captured
         self.backlog = BACKLOG
-        self._table = FrameTable(COLLECTED)
         self._collected: list[Message] = []
         self._collected_at = 0
         self._waiting: set[Session] = set()
@@ -95,8 +94,9 @@ class Capture:
             dialect = self._collected[0].dialect
             same = [one for one in self._collected if one.dialect == dialect]
             self._collected = [one for one in self._collected if one.dialect != dialect]
-            self._table.fill(same, dialect)
-            self._node.engine.append(self._table, None, self._collected_at, b"")
+            table = self._node.room(len(same))
+            table.fill(same, dialect)
+            self._node.engine.append(table, None, self._collected_at, b"")
 
     def check_disk(self) -> None:
         """Refuse what cannot be kept now."""

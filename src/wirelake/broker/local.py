@@ -122,5 +122,5 @@ class LocalSession(Session):
     def accept(self, message: Message) -> None:
         """Whoever published waits for all of it, with `Node.after`."""
 
-    def accept_rows(self, table: FrameTable, rows: array[int]) -> None:
+    def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Whoever published waits for all of it, with `Node.after`."""

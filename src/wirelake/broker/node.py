@@ -97,10 +97,13 @@ class Node:
     ) -> None:
         self.limits = limits
         self.counters: Counter[str] = Counter()
-        self.table = FrameTable()
-        self.scratch = FrameTable(64)
-        self.answers = FrameTable()
+        # A table is cleared whole when it is filled by messages, or by another dialect than before:
+        # so there is one for each dialect that is scanned, and small ones for what is small.
+        self._tables: dict[str, FrameTable] = {}
         self._single = FrameTable(1)
+        self._one = FrameTable(1)
+        self._few = FrameTable(64)
+        self._many = FrameTable()
         self.flow = flow or Flow()
         self.flow.node = self
         self.engine = engine
@@ -124,6 +127,18 @@ class Node:
         self.queues = Queues(self)
         self.store = Store(self)
         self.streams = Streams(self)
+
+    def table(self, dialect: str) -> FrameTable:
+        """What the sessions of a dialect scan into, one read at a time."""
+        if dialect not in self._tables:
+            self._tables[dialect] = FrameTable()
+        return self._tables[dialect]
+
+    def room(self, count: int) -> FrameTable:
+        """A table for so many messages, for a moment."""
+        if count == 1:
+            return self._one
+        return self._few if count <= self._few.capacity else self._many
 
     # Clients
 
@@ -165,6 +180,16 @@ class Node:
         """Run an action once all that was written and captured so far is durable."""
         self.capture.flush()
         self.engine.after(action)
+
+    def answer(self, action: Callable[[], object], *, kept: bool) -> None:
+        """Run an action that answers a client when all before it is durable, and so in its turn.
+
+        An answer for which nothing had to be kept does not wait for a disk that takes nothing.
+        """
+        if self.engine.trouble and not kept:
+            action()
+        else:
+            self.after(action)
 
     def event(self, kind: str, who: str, text: str) -> None:
         """Something that operators should know of: in the log, the state, and at `$events`."""
@@ -375,7 +400,7 @@ class Node:
         if audience.queue is not None:
             self._enqueue_rows(session, audience.queue, table, rows, now)
         elif audience.refusal is None:
-            session.accept_rows(table, asking)
+            session.accept_rows(table, asking, kept=audience.captured)
         else:
             self.count_refused(audience.refusal.code, len(rows))
             for row in asking:
@@ -399,7 +424,7 @@ class Node:
                     session.refuse_unasked(refusal, 1)
             else:
                 taken.append(row)
-        session.accept_rows(table, wanting_ack(table, taken))
+        session.accept_rows(table, wanting_ack(table, taken), kept=True)
 
     def _enqueue(self, session: Session, queue: Queue, message: Message, now: float) -> None:
         self.capture.check_disk()
@@ -503,7 +528,7 @@ class Node:
         first: bool,
     ) -> bytes | memoryview:
         """The rows as a member of this form gets them: as they came, or translated."""
-        as_it_came = table is self.table and form == session.form
+        as_it_came = table is session.table and form == session.form
         if as_it_came and session.forwards_as_is(table, start, end, rows):
             if rows is not None:
                 return gather(table, rows)

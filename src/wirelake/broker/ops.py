@@ -21,6 +21,9 @@ from wirelake.wire.kobold import KoboldScanner
 #: How long an undecided first frame of Kobold is waited on (decision 15), in seconds.
 SETTLE_AFTER = 0.2
 
+#: Ops that change what must survive, beside those of the data store.
+KEPT = ("enqueue", "ack", "nack")
+
 
 class OpSession(Session):
     """A client whose frames name their op."""
@@ -97,10 +100,10 @@ class OpSession(Session):
             case _:
                 raise RefusedError("bad_request", f"{message.op} is not for a broker")
         if message.flags & Flag.ACK or message.correlation_id:
-            self.node.after(lambda: self.accept(message))
+            self.node.answer(lambda: self.accept(message), kept=message.op in KEPT)
 
     def _store(self, message: Message, now: float) -> None:
-        """The data store always answers, once a change is durable."""
+        """The data store always answers, once what it tells is durable."""
         store = self.node.store
         if message.op == "read":
             entry = store.read(self, message)
@@ -115,7 +118,7 @@ class OpSession(Session):
             payload=value,
             headers={"$rev": str(entry.revision)},
         )
-        self.node.after(lambda: self.send(answer))
+        self.node.answer(lambda: self.send(answer), kept=store.is_changing(message.address))
 
     def _list(self, message: Message) -> None:
         """Every key that a filter matches as `set`, then OK with how many (decision 39)."""

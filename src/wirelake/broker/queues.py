@@ -35,6 +35,8 @@ PREFETCH = 100
 DEAD = "/$dead"
 REASON = "dead.reason"
 DELAY = "delay"
+#: A broker whose clock ticks so late (seconds) was stopped, or its machine was.
+STANDSTILL = 1.0
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +79,8 @@ class Queue:
         self._deadlines: list[tuple[float, int]] = []
         self._consumers: deque[_Consumer] = deque()
         self._pulls: list[_Pull] = []
+        # When messages end that do not live for ever: a clock that is set must not end them.
+        self._ends: dict[int, float] = {}
         self._recent: dict[str, float] = {}  # ids that were taken, and until when, oldest first
         self._next = 1
         self.bytes = 0
@@ -84,6 +88,8 @@ class Queue:
             self._next = max(self._next, stored.sequence + 1)
             self.bytes += len(stored.message.payload)
             heapq.heappush(self._later, (stored.due - node.epoch, stored.sequence, stored))
+            if stored.expires:
+                self._ends[stored.sequence] = stored.expires - node.epoch
         self._next = max(self._next, node.engine.next_sequence(settings.name))
         for identity, until in node.engine.remembered_ids(settings.name):
             self._recent[identity] = until - node.epoch
@@ -152,6 +158,8 @@ class Queue:
             due + epoch if due else 0.0,
         )
         self._node.engine.put(stored)
+        if lives:
+            self._ends[sequence] = now + lives
         self.bytes += len(message.payload)
         if self._node.capture.active:
             self._node.capture.add(replace(stored.message, op="enqueue"), now)
@@ -281,7 +289,7 @@ class Queue:
             self._make_ready(heapq.heappop(self._later)[2])
         while self._ready:
             stored = self._ready[0][2]
-            if stored.expires and stored.expires <= now + self._node.epoch:
+            if self._ends.get(stored.sequence, now + 1) <= now:
                 heapq.heappop(self._ready)
                 self._expire(stored, now)
                 continue
@@ -371,6 +379,7 @@ class Queue:
 
     def _done(self, stored: Stored) -> None:
         self.bytes -= len(stored.message.payload)
+        self._ends.pop(stored.sequence, None)
         self._node.engine.drop(self.settings.name, stored.sequence)
 
     def _bury(self, stored: Stored, reason: str, now: float) -> None:
@@ -443,6 +452,7 @@ class Queues:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._queues = {s.name: Queue(node, s) for s in node.engine.queues()}
+        self._ticked = 0.0
 
     def __contains__(self, name: str) -> bool:
         return name in self._queues
@@ -481,5 +491,9 @@ class Queues:
 
     def tick(self, now: float) -> None:
         """Let time pass in every queue."""
+        stood_still = now - self._ticked > STANDSTILL
+        self._ticked = now
+        if stood_still:
+            return  # what came meanwhile is heard first: an ack in time counts
         for queue in self.all():
             queue.tick(now)

@@ -1,7 +1,7 @@
 """One connection's side of the broker: bytes in, decisions, bytes out. No sockets.
 
 `Link` is what a session needs of its connection; `net` implements it on sockets, tests in memory.
-A session scans what it receives into the node's one frame table and walks its rows: runs of plain
+A session scans what it receives into its dialect's frame table and walks its rows: runs of plain
 publishes go to the node as they are, everything else row by row as messages. What a dialect does
 with an op is in its own module; the node knows no dialects.
 """
@@ -69,6 +69,7 @@ class Session(ABC):
         self.node = node
         self.link = link
         self.dialect = dialect
+        self.table = node.table(dialect)
         self.scanner = scanner(dialect, node.limits)
         self.encoder = encoder(dialect, client=False)
         self.form = dialect  # how frames for this client are written; see Node.encoder
@@ -90,7 +91,7 @@ class Session(ABC):
 
     def receive(self, data: memoryview, now: float) -> int:
         """Take what can be taken of these bytes; return how many."""
-        table = self.node.table
+        table = self.table
         at = 0
         self.last_heard = self.node.now = now
         try:
@@ -156,13 +157,13 @@ class Session(ABC):
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
 
-    def accept_rows(self, table: FrameTable, rows: array[int]) -> None:
-        """Tell the client, once they are durable, that these rows are done."""
+    def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
+        """Tell the client that these rows are done, once they are durable if they are kept."""
         if len(rows):
-            answers = self.node.answers
+            answers = self.node.room(len(rows))
             answers.answer(table, rows, self.accepted_by)
             frames = bytes(self.encoder.encode(answers))
-            self.node.after(lambda: None if self.closed else self.link.write(frames))
+            self.node.answer(lambda: None if self.closed else self.link.write(frames), kept=kept)
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:  # noqa: B027 - see accept
         """Tell the client, where the dialect can, that publishes were not done: no one asked."""
@@ -179,7 +180,7 @@ class Session(ABC):
         """Send one message, if the client is there and its dialect can say it."""
         if self.closed:
             return False
-        table = self.node.scratch
+        table = self.node.room(1)
         table.fill([message], message.dialect)
         frames = self.encoder.encode(table)
         if not frames:

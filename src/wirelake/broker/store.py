@@ -8,6 +8,7 @@ it is durable.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ class Store:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._entries: dict[str, Entry] = {entry.key: entry for entry in node.engine.entries()}
+        self._changing: Counter[str] = Counter()  # changes that are not durable yet
         self._watchers: FilterIndex[Session] = FilterIndex()
         self._watched: dict[Session, list[str]] = {}
         self._deadlines = [
@@ -136,13 +138,21 @@ class Store:
             self._ends[key] = ends
             heapq.heappush(self._deadlines, (ends, key))
         self._node.engine.write_entry(entry)
+        self._changing[key] += 1
         told = change(entry)
         source, dialect = (session.client_id, session.dialect) if session else ("", "")
         self._node.capture.add(replace(told, source=source, dialect=dialect), now)
         self._node.after(lambda: self._tell(told))
         return entry
 
+    def is_changing(self, key: str) -> bool:
+        """Has a key changed in a way that is not durable yet?"""
+        return key in self._changing
+
     def _tell(self, told: Message) -> None:
+        self._changing[told.address] -= 1
+        if not self._changing[told.address]:
+            del self._changing[told.address]
         for session in self._watchers.match(told.address):
             session.send(told)
 

@@ -108,7 +108,8 @@ class TmqSession(Session):
             case _:
                 raise RefusedError("bad_request", f"{message.op} is not for a broker")
         if message.flags & Flag.RESPONSE and message.op in ANSWERED:
-            self.node.after(lambda: self._answer(message, DONE))
+            kept = message.op in ("declare", "remove")
+            self.node.answer(lambda: self._answer(message, DONE), kept=kept)
 
     def _declare(self, message: Message) -> None:
         """Create a queue (spec: tmq 4): a content type, then `Key: value` lines."""

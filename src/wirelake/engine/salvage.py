@@ -71,11 +71,14 @@ _KEYS = {
 Row = tuple[object, ...]
 
 
-def open_database(path: Path, damage: list[str]) -> Database:
-    """Open a database, or what can be read of a damaged one; then `damage` says what was wrong."""
+def open_database(path: Path, damage: list[str], *, used: bool = False) -> Database:
+    """Open a database, or what can be read of a damaged one; then `damage` says what was wrong.
+
+    `used`: others have seen it before, so it cannot be new.
+    """
     try:
         _finish(path)
-        problem = _problem(path)
+        problem = _problem(path, used)
         if problem:
             text = f"{path.name} was damaged: {problem}; {_replace(path)}"
             log.error("%s", text)
@@ -88,11 +91,11 @@ def open_database(path: Path, damage: list[str]) -> Database:
 # What is wrong
 
 
-def _problem(path: Path) -> str:
+def _problem(path: Path, used: bool) -> str:
     """What is wrong with a database, or nothing."""
     wal = _read_wal(path)
     if not path.exists() or path.stat().st_size == 0:
-        return "it is empty, but has a WAL" if wal.frames else ""
+        return "it is empty" if wal.frames or used else ""
     if wal.problem:
         return wal.problem
     with translated(path):

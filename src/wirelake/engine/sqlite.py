@@ -141,7 +141,10 @@ class SqliteEngine(Engine):
         self.statistics = Statistics()
         self.retention = retention  # of the log; may be set anew
         self.damage: list[str] = []
-        self._database = open_database(folder / "broker.db", self.damage)
+        # The log is made after the database: where it is, the other has been, too.
+        self._database = open_database(
+            folder / "broker.db", self.damage, used=(folder / "log").exists()
+        )
         self._log: Log | None = None
         try:
             self._queues = self._read_queues()

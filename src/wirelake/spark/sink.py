@@ -1,0 +1,309 @@
+"""Rows of Spark to a broker: published by executors, in Arrow batches, each of them once.
+
+A task sends its rows in chunks. A chunk is named by who writes (the query, or a job), the task's
+partition, the batch and its own number, and the broker publishes a name once. So a task that Spark
+runs again, or runs twice at a time, publishes nothing twice.
+
+The last chunk of a task is not sent by the task: where what feeds it fails, it just sees an end,
+and cannot tell it from the real one. Spark can: it goes to the driver with the commit message, and
+is published there once all tasks have come to their end. So a batch that is small is published
+whole or not at all; of a large one that fails for good some chunks stay published.
+
+All this holds where a task's rows come in the same order each time it is run, or (after a shuffle,
+where they may not) are one chunk.
+
+Columns: `address` and `payload` (bytes or text), and where they are there `id`, `correlation_id`,
+`content_type`, `priority`, `ttl`, `headers`. Others are left out, so rows of the log can be
+published as they are.
+
+Options: `url`, `token`, `retrySeconds` as for the source; `onError`: `fail` (the default), or
+`skip` for rows that cannot be published: they are counted and told in Spark's log; `producer`: who
+writes, in a batch together with `sequence`, which batch this is, so that it can be written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from wirelake.address import check_address, check_topic
+from wirelake.errors import ConfigError, EngineError, RefusedError
+from wirelake.spark.log_client import LogClient
+from wirelake.spark.offsets import PATIENCE, address_of, named, seconds
+from wirelake.wire.arrow import SCHEMA
+
+OPTIONS = ("url", "token", "retrySeconds", "onError", "producer", "sequence")
+#: Options that Spark itself has for writers.
+SPARKS_OWN = ("checkpointLocation", "queryName", "path")
+
+#: Bytes of a chunk, about: of the first ones, as a driver gets one of each task, and of others.
+CHUNK, LARGE_CHUNK = 4 << 20, 16 << 20
+SMALL_CHUNKS = 64
+#: Chunks of a task; the broker knows so many of its latest again.
+MOST_CHUNKS = 256
+#: Last chunks that are sent at a time.
+AT_A_TIME = 8
+
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_TYPES: dict[str, tuple[type[DataType], ...]] = {
+    "address": (StringType,),
+    "payload": (BinaryType, StringType),
+    "id": (StringType,),
+    "correlation_id": (StringType,),
+    "content_type": _WHOLE,
+    "priority": _WHOLE,
+    "ttl": _WHOLE,
+    "headers": (MapType,),
+}
+_MOST = {"content_type": 65535, "priority": 1, "ttl": 2**31 - 1}
+_MAX_ID = 255
+
+log = logging.getLogger("wirelake.spark")
+
+
+@dataclass
+class Published(WriterCommitMessage):
+    """What a task has done, and what is left to do once all have."""
+
+    producer: str
+    sequence: str = ""  # of the last chunk
+    tail: bytes = b""
+    rows: int = 0
+    skipped: int = 0
+    again: int = 0  # of the rows, those that were published before
+
+
+class _Writing:
+    """What both writers are: checked options, and how a task publishes."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        options = named(given, (*OPTIONS, *SPARKS_OWN))
+        if "path" in options:
+            raise ConfigError("path", "a broker has none; each row has its address")
+        self._url = address_of(options)
+        self._token = options.get("token", "")
+        self._patience = seconds(options, "retrySeconds", PATIENCE)
+        self._skip = options.get("onError", "fail") == "skip"
+        if options.get("onError", "fail") not in ("fail", "skip"):
+            raise ConfigError("onError", f"{options['onError']!r} is neither fail nor skip")
+        self._producer = options.get("producer", "")
+        self._sequence = options.get("sequence", "")
+        for name, most in (("producer", 128), ("sequence", 64)):
+            _check_name(name, options.get(name), most)
+        self._columns = _columns(schema)
+
+    def publish(self, batches: Iterator[pa.RecordBatch], producer: str, sequence: str) -> Published:
+        """Publish a task's rows but for its last chunk, which comes back."""
+        done = Published(producer)
+        client = self._client
+        held: list[pa.RecordBatch] = []
+        size = number = 0
+        for batch in batches:
+            for part in _pieces(self._checked(batch, done)):
+                most = CHUNK if number < SMALL_CHUNKS else LARGE_CHUNK
+                if held and size + part.nbytes > most:
+                    body, rows = _body(held)
+                    if not client.publish(body, producer, f"{sequence}.{number}"):
+                        done.again += rows
+                    held, size, number = [], 0, number + 1
+                    if number == MOST_CHUNKS:
+                        raise EngineError("a task has too many rows to publish; repartition them")
+                held.append(part)
+                size += part.nbytes
+                done.rows += part.num_rows
+        if held:
+            done.sequence, done.tail = f"{sequence}.{number}", bytes(_body(held)[0])
+        return done
+
+    def finish(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        """Publish the last chunks of all tasks, since all have come to their end."""
+        client = self._client
+        done = [one for one in messages if isinstance(one, Published)]
+        with ThreadPoolExecutor(AT_A_TIME) as threads:
+            sent = [
+                threads.submit(client.publish, one.tail, one.producer, one.sequence)
+                for one in done
+                if one.tail
+            ]
+        for each in sent:
+            each.result()
+        if skipped := sum(one.skipped for one in done):
+            log.warning("%d rows could not be published and were skipped", skipped)
+
+    @property
+    def _client(self) -> LogClient:
+        return LogClient(self._url, self._token, self._patience)
+
+    def _checked(self, batch: pa.RecordBatch, done: Published) -> pa.RecordBatch:
+        """The columns to send, of the rows that can be published."""
+        batch = batch.select(self._columns)
+        bad, why = _faults(batch)
+        if bad is None:
+            return batch
+        count = pc.sum(bad).as_py()
+        if not self._skip:
+            raise RefusedError("bad_request", f"{count} rows cannot be published: {why}")
+        done.skipped += count
+        log.warning("%d rows are skipped: %s", count, why)
+        return batch.filter(pc.invert(bad))
+
+
+class BatchWriter(_Writing, DataSourceArrowWriter):
+    """Publishes a batch."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(given, schema)
+        if overwrite:
+            raise ConfigError("mode", "what is published stays; use the mode append")
+        if bool(self._producer) != bool(self._sequence):
+            raise ConfigError("sequence", "a producer has a sequence, and a sequence one")
+        # Made once, where the job is planned: all attempts at its tasks have the same.
+        self._producer = self._producer or f"job-{uuid.uuid4().hex}"
+        self._sequence = self._sequence or "0"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows."""
+        return self.publish(iterator, f"{self._producer}-{_task().partitionId()}", self._sequence)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """All tasks have come to their end."""
+        self.finish(messages)
+
+
+class StreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """Publishes the batches of a stream."""
+
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(given, schema)
+        if self._sequence:
+            raise ConfigError("sequence", "a stream numbers its batches itself")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+        """Publish a task's rows."""
+        task = _task()
+        query = task.getLocalProperty("sql.streaming.queryId")
+        batch = task.getLocalProperty("streaming.sql.batchId")
+        if not query or not batch:
+            raise EngineError("Spark does not say which query and batch this is")
+        producer = f"{self._producer or 'stream'}-{query}-{task.partitionId()}"
+        return self.publish(iterator, producer, batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """All tasks have come to their end."""
+        self.finish(messages)
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    if task is None:
+        raise EngineError("rows are published by a task of Spark")
+    return task
+
+
+def _check_name(option: str, name: str | None, most: int) -> None:
+    if name is None:
+        return
+    try:
+        check_address(name)
+    except RefusedError as error:
+        raise ConfigError(option, error.text) from None
+    if len(name.encode()) > most:
+        raise ConfigError(option, f"it has at most {most} bytes")
+
+
+def _columns(schema: StructType) -> list[str]:
+    """The columns that are sent; those that are missing or of another type are told."""
+    for name in ("address", "payload"):
+        if name not in schema.names:
+            raise ConfigError("schema", f"there is no column {name}")
+    columns = [name for name in _TYPES if name in schema.names]
+    for name in columns:
+        kind = schema[name].dataType
+        is_map = isinstance(kind, MapType)
+        if not isinstance(kind, _TYPES[name]) or (
+            is_map and kind.simpleString() != "map<string,string>"
+        ):
+            raise ConfigError("schema", f"the column {name} is {kind.simpleString()}")
+    return columns
+
+
+def _faults(batch: pa.RecordBatch) -> tuple[pa.Array | None, str]:
+    """Which rows cannot be published, if any, and why the first kind of them."""
+    addresses = batch.column("address")
+    bad: dict[str, str] = {}
+    for address in pc.unique(addresses).to_pylist():
+        try:
+            check_topic(address or "")
+        except RefusedError as error:
+            bad[address] = error.text
+    faults: list[tuple[pa.Array, str]] = []
+    if bad:
+        address, text = next(iter(bad.items()))
+        marked = pc.is_in(addresses, pa.array(bad.keys(), addresses.type))
+        faults.append((marked, f"address {address!r}: {text}"))
+    for name, most in _MOST.items():
+        if name in batch.schema.names:
+            column = batch.column(name)
+            outside = pc.or_(pc.less(column, 0), pc.greater(column, most))
+            faults.append((outside, f"{name} goes from 0 to {most}"))
+    for name in ("id", "correlation_id"):
+        if name in batch.schema.names:
+            long = pc.greater(pc.binary_length(batch.column(name)), _MAX_ID)
+            faults.append((long, f"{name} has at most {_MAX_ID} bytes"))
+    found = [(pc.fill_null(mask, False), why) for mask, why in faults]
+    found = [(mask, why) for mask, why in found if pc.any(mask).as_py()]
+    if not found:
+        return None, ""
+    together = found[0][0]
+    for mask, _ in found[1:]:
+        together = pc.or_(together, mask)
+    return together, found[0][1]
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts that fit into a chunk, down to single rows."""
+    if batch.nbytes > CHUNK and batch.num_rows > 1:
+        half = batch.num_rows // 2
+        yield from _pieces(batch.slice(0, half))
+        yield from _pieces(batch.slice(half))
+    elif batch.num_rows:
+        yield batch
+
+
+def _body(batches: list[pa.RecordBatch]) -> tuple[memoryview, int]:
+    """Rows as an Arrow stream in the log's types, and how many there are."""
+    table = pa.Table.from_batches(batches)
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        if name == "headers" and column.null_count:  # where there are none, they are empty
+            column = pc.if_else(pc.is_null(column), pa.scalar([], column.type), column)
+        columns[name] = column.cast(SCHEMA.field(name).type)
+    rows = pa.table(columns).combine_chunks()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write_table(rows)
+    return memoryview(sink.getvalue()), rows.num_rows

@@ -1,0 +1,369 @@
+"""The source on a real session and a real broker: batches, streams, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    In,
+    IsNotNull,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.http.house import TOKENS, House, arrow, rows
+from wirelake import testing
+from wirelake.config import CaptureSettings
+from wirelake.errors import ConfigError, EngineError, RefusedError
+from wirelake.spark import register, session
+from wirelake.spark.log_client import LogClient
+from wirelake.spark.offsets import Options, Range
+from wirelake.spark.source import LogReader, Wanted, schema_of, together
+
+ADDRESSES = [f"house/{room}/{what}" for room in "abc" for what in ("door", "temp")]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with House(tmp_path / "data", capture=CaptureSettings(partitions=2)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def wirelake(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def publish(house: House, count: int, first: int = 0) -> None:
+    """Messages that are told apart by their numbers."""
+    messages = [(ADDRESSES[k % len(ADDRESSES)], b"%d" % k) for k in range(first, first + count)]
+    answer = house.post("/v1/publish", arrow(rows(*messages)))
+    assert answer.status == 202, answer.body
+
+
+def log(spark: SparkSession, house: House, **options: Any) -> DataFrame:
+    return spark.read.format("wirelake").options(url=house.url, **options).load()
+
+
+def numbers(found: DataFrame) -> list[int]:
+    return sorted(int(row.payload) for row in found.select("payload").collect())
+
+
+# Batches
+
+
+def test_a_batch_is_the_log_row_by_row(wirelake: SparkSession, house: House) -> None:
+    publish(house, 1000)
+    found = log(wirelake, house, includeHeaders="true").toArrow()
+    stored = pa.concat_tables(
+        house.get(f"/v1/log/{partition}").table for partition in range(2)
+    ).cast(found.schema)
+    order = [("partition", "ascending"), ("offset", "ascending")]
+    assert found.sort_by(order).equals(stored.sort_by(order))
+    assert found.num_rows == 1000
+
+
+def test_a_batch_has_the_columns_and_addresses_that_are_asked_for(
+    wirelake: SparkSession, house: House
+) -> None:
+    publish(house, 60)
+    found = log(wirelake, house, subscribe="house/+/door, house/b/temp", columns="payload,address")
+    assert found.columns == ["payload", "address"]
+    assert numbers(found) == [k for k in range(60) if k % 2 == 0 or k % 6 == 3]
+    own = wirelake.read.format("wirelake").schema("offset long, op string").option("url", house.url)
+    assert {row.op for row in own.load().collect()} == {"publish"}
+
+
+def test_a_batch_reads_between_offsets_and_from_a_time_on(
+    wirelake: SparkSession, house: House
+) -> None:
+    publish(house, 100)
+    position = house.get("/v1/log").json["partitions"]
+    ends = {str(one["partition"]): one["next"] for one in position}
+    half = json.dumps({p: end // 2 for p, end in ends.items()})
+    first = log(wirelake, house, endingOffsets=half)
+    second = log(wirelake, house, startingOffsets=half)
+    assert numbers(first.union(second)) == list(range(100))
+    publish(house, 10, first=100)
+    stamps = [row.timestamp for row in log(wirelake, house).where("payload = '100'").collect()]
+    later = stamps[0].astimezone(UTC).isoformat()
+    assert numbers(log(wirelake, house, startingTimestamp=later)) == list(range(100, 110))
+
+
+def test_filters_leave_to_spark_only_what_the_broker_cannot_do(
+    wirelake: SparkSession, house: House, tmp_path: Path
+) -> None:
+    publish(house, 600)
+    everything = log(wirelake, house)
+    assert numbers(everything.where("address = 'house/a/door'")) == list(range(0, 600, 6))
+    assert numbers(everything.where("address like 'house/a/%'")) == [
+        k for k in range(600) if k % 6 < 2
+    ]
+    assert everything.where("address in ('house/a/door', 'nowhere')").count() == 100
+    assert everything.where("address = 'house/#'").count() == 0
+    assert everything.where("partition = 1 and offset >= 10 and offset < 15").count() == 5
+    assert everything.where("offset < 0 or partition > 5").count() == 0
+    stamp = everything.selectExpr("max(timestamp)").collect()[0][0]
+    text = stamp.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    at = everything.where(f"timestamp = timestamp '{text}'").count()
+    assert at == everything.where(f"timestamp >= timestamp '{text}'").count() > 0
+    assert everything.where(f"timestamp > timestamp '{text}'").count() == 0
+    assert everything.where(f"timestamp < timestamp '{text}'").count() == 600 - at
+
+
+def test_what_is_pushed_down_never_leaves_the_broker(house: House) -> None:
+    publish(house, 600)
+
+    def asked(*filters: Filter, **options: str) -> tuple[int, list[Filter]]:
+        parsed = Options.parse({"url": house.url, "columns": "address,payload", **options})
+        reader = LogReader(parsed, schema_of(parsed.columns))
+        left = list(reader.pushFilters(list(filters)))
+        pieces = reader.partitions()
+        return sum(len(batch) for piece in pieces for batch in reader.read(piece)), left
+
+    address, offset = ("address",), ("offset",)
+    assert asked() == (600, [])
+    assert asked(EqualTo(address, "house/b/temp")) == (100, [])
+    assert asked(EqualTo(address, "house/b/temp"), subscribe="house/+/door") == (0, [])
+    assert asked(In(address, ("house/a/door", "house/b/door"))) == (200, [])
+    assert asked(EqualTo(("partition",), 0), LessThanOrEqual(offset, 9)) == (10, [])
+    some = [StringStartsWith(address, "house/a/d"), IsNotNull(address)]
+    assert asked(*some) == (200, some)
+    assert asked(GreaterThan(("timestamp",), datetime(2100, 1, 1, tzinfo=UTC))) == (0, [])
+
+
+def test_a_name_with_a_wildcard_is_not_taken_for_a_filter() -> None:
+    wanted = Wanted()
+    assert not wanted.take(EqualTo(("address",), "house/#"), ())
+    assert not wanted.take(In(("address",), tuple(f"a/{k}" for k in range(1000))), ())
+    assert wanted.filters(()) == ()
+
+
+def test_a_log_without_rows_is_an_empty_table(wirelake: SparkSession, house: House) -> None:
+    assert log(wirelake, house).count() == 0
+
+
+def test_small_batches_go_to_spark_together() -> None:
+    def some(*values: str) -> pa.RecordBatch:
+        column = pa.array(values).dictionary_encode()
+        return pa.RecordBatch.from_arrays([column], ["address"])
+
+    (joined,) = together([some("a", "b"), some("c"), some("a")])
+    assert joined.column(0).to_pylist() == ["a", "b", "c", "a"]
+    assert list(together([])) == []
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"subscribe": "a/#/b"}, "subscribe"),
+        ({"colums": "address"}, "no such option"),
+        ({"startingOffsets": "latest"}, "no rows"),
+        ({"startingOffsets": '{"0": 0}'}, "give an offset for each"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(
+    wirelake: SparkSession, house: House, options: dict[str, str], text: str
+) -> None:
+    with pytest.raises(Exception, match="wirelake") as caught:
+        log(wirelake, house, **options).count()
+    assert text in session.reason(caught.value)
+
+
+def test_a_schema_that_the_log_does_not_have_is_refused(
+    wirelake: SparkSession, house: House
+) -> None:
+    reader = wirelake.read.format("wirelake").schema("payload string").option("url", house.url)
+    with pytest.raises(Exception, match="the log has no column payload string"):
+        reader.load().count()
+
+
+def test_a_reader_without_the_right_is_told_so(tmp_path: Path) -> None:
+    with House(tmp_path, tokens=TOKENS) as guarded:
+        client = LogClient(guarded.url, "reader", patience=0)
+        assert client.extents()
+        with pytest.raises(RefusedError, match="no right to subscribe"):
+            list(client.read(Range(0, 0, 1), ["garden/#"]))
+        with pytest.raises(RefusedError, match="unauthorized"):
+            LogClient(guarded.url, patience=0).extents()
+
+
+def test_a_broker_that_cannot_be_reached_is_told_after_a_while() -> None:
+    with testing.Broker() as broker:
+        url = broker.url("kobold").replace("kobold", "http")
+    with pytest.raises(EngineError, match="cannot be reached") as caught:
+        LogClient(url, patience=0.2).extents()
+    assert caught.value.retriable
+
+
+def test_what_is_no_broker_is_told() -> None:
+    with testing.Broker() as broker:
+        url = broker.url("boson").replace("boson", "http")
+        with pytest.raises(EngineError, match="cannot be reached"):
+            LogClient(url, patience=0).extents()
+
+
+def test_a_read_that_breaks_off_goes_on_behind_the_last_row(house: House) -> None:
+    for first in range(0, 20_000, 2000):
+        publish(house, 2000, first)
+    extents = LogClient(house.url).extents()
+    way = house.url.replace("http", "kobold")
+    with testing.Proxy(way) as proxy:
+        client = LogClient(proxy.url.replace("kobold", "http"), patience=10)
+        found: list[int] = []
+        for partition, extent in extents.items():
+            proxy.to_client.reset(after=300_000)
+            known = proxy.accepted + 1
+            for batch in client.read(Range(partition, 0, extent.next)):
+                found += map(int, batch.column("payload").to_pylist())
+                if proxy.accepted > known:
+                    known = proxy.accepted
+                    proxy.to_client.reset(after=300_000)
+        assert proxy.accepted >= 2 * len(extents)
+    assert sorted(found) == list(range(20_000))
+
+
+def test_rows_that_were_deleted_before_they_were_read_are_told_or_passed_over(
+    house: House,
+) -> None:
+    publish(house, 100)
+    end = LogClient(house.url).extents()[0].next
+    client = LogClient(house.url, patience=0)
+    beyond = Range(0, 0, end + 10)
+    with pytest.raises(EngineError, match="was the broker's data replaced"):
+        list(client.read(beyond))
+    assert list(client.read(beyond, fail_on_data_loss=False)) == []
+
+
+# Streams
+
+
+class Batches:
+    """What a stream has given, batch by batch."""
+
+    def __init__(self) -> None:
+        self.found: list[list[int]] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        found = numbers(rows)
+        with self._changed:
+            self.found.append(found)
+            self._changed.notify_all()
+
+    @property
+    def all(self) -> list[int]:
+        return sorted(number for batch in self.found for number in batch)
+
+    def wait_for(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.all) >= count, 120)
+
+
+def stream(
+    spark: SparkSession, house: House, folder: Path, batches: Batches, **options: Any
+) -> StreamingQuery:
+    source = spark.readStream.format("wirelake").options(url=house.url, **options).load()
+    writer = source.writeStream.foreachBatch(batches)
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    return writer.trigger(availableNow=True).start()
+
+
+def test_a_stream_reads_all_there_is_in_batches_and_later_goes_on(
+    wirelake: SparkSession, house: House, tmp_path: Path
+) -> None:
+    batches = Batches()
+    options = {"startingOffsets": "earliest", "maxRowsPerTrigger": 40, "query": "test"}
+    publish(house, 100)
+    query = stream(wirelake, house, tmp_path, batches, **options)
+    query.awaitTermination()
+    assert list(map(len, batches.found)) == [40, 40, 20]
+    publish(house, 30, first=100)
+    query = stream(wirelake, house, tmp_path, batches, **options)
+    query.awaitTermination()
+    assert batches.all == list(range(130))
+    last = query.recentProgress[-1]["sources"][0]
+    assert last["latestOffset"] == last["endOffset"]
+    (progress,) = house.get("/v1/progress").json["queries"]
+    assert (progress["query"], progress["lag"]) == ("test", 0)
+
+
+def test_a_stream_begins_at_the_end_and_takes_new_addresses_up(
+    wirelake: SparkSession, house: House, tmp_path: Path
+) -> None:
+    publish(house, 50)
+    batches = Batches()
+    source = wirelake.readStream.format("wirelake").options(url=house.url, subscribe="house/#")
+    writer = source.load().writeStream.foreachBatch(batches)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        query.processAllAvailable()  # it has begun
+        publish(house, 10, first=50)
+        house.post("/v1/publish", arrow(rows(("house/new", b"60"), ("garden", b"61"))))
+        batches.wait_for(11)
+    finally:
+        query.stop()
+    assert batches.all == list(range(50, 61))
+
+
+def test_a_stream_outlives_a_broker_that_restarts(wirelake: SparkSession, tmp_path: Path) -> None:
+    batches = Batches()
+    with House(tmp_path / "data") as first:
+        publish(first, 100)
+        port = first.port
+        source = wirelake.readStream.format("wirelake")
+        source = source.options(url=first.url, startingOffsets="earliest")
+        writer = source.load().writeStream.foreachBatch(batches)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        batches.wait_for(100)
+    try:
+        with House(tmp_path / "data", http=f"127.0.0.1:{port}") as second:
+            publish(second, 100, first=100)
+            batches.wait_for(200)
+    finally:
+        query.stop()
+    assert batches.all == list(range(200))
+
+
+def test_a_stream_whose_broker_was_replaced_fails_or_begins_anew(
+    wirelake: SparkSession, tmp_path: Path
+) -> None:
+    batches = Batches()
+    with House(tmp_path / "one") as first:
+        publish(first, 100)
+        port = first.port
+        stream(wirelake, first, tmp_path, batches, startingOffsets="earliest").awaitTermination()
+    with House(tmp_path / "two", http=f"127.0.0.1:{port}") as second:
+        publish(second, 8, first=1000)
+        with pytest.raises(Exception, match="was the broker's data replaced"):
+            stream(wirelake, second, tmp_path, batches).awaitTermination()
+        stream(wirelake, second, tmp_path, batches, failOnDataLoss="false").awaitTermination()
+    assert batches.all == [*range(100), *range(1000, 1008)]
+
+
+def test_what_a_stream_cannot_do_is_told(
+    wirelake: SparkSession, house: House, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match="a stream has no end"):
+        stream(wirelake, house, tmp_path, Batches(), endingOffsets="latest").awaitTermination()
+
+
+def test_options_are_told_without_spark() -> None:
+    with pytest.raises(ConfigError, match="url"):
+        Options.parse({})
