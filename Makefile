@@ -18,8 +18,8 @@ help: ## list the targets
 
 setup: .venv/.kernels .venv/jvm/bin/java ## locked dependencies, compiled kernels and Java
 
-run: setup ## the broker, on its default listeners
-	.venv/bin/wirelake serve
+run: setup ## everything: the broker, HTTP and the pipeline into data/lake, with a live view
+	.venv/bin/wirelake up
 
 test: setup build/plain/.done ## all tests, then those of the wire library and the broker on plain kernels
 	$(PY) -m pytest -n 2

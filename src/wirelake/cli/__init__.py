@@ -11,6 +11,7 @@ from wirelake.cli import (
     bench,
     chat,
     config,
+    demo,
     inspect,
     kv,
     lake,
@@ -19,6 +20,7 @@ from wirelake.cli import (
     serve,
     stream,
     token,
+    up,
 )
 from wirelake.wire import COMPILED
 
@@ -29,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("up")(up.up)
 app.command("serve")(serve.serve)
 app.command("config")(config.config)
 app.command("token")(token.token)
@@ -43,6 +46,7 @@ app.add_typer(kv.app, name="kv")
 app.add_typer(stream.app, name="stream")
 app.add_typer(lake.app, name="lake")
 app.command("chat")(chat.chat)
+app.command("demo")(demo.demo)
 
 
 def _version(wanted: bool) -> None:

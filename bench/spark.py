@@ -1,0 +1,245 @@
+"""How fast Spark reads the log and lands it, beside a source in memory: `python -m bench.spark`.
+
+Measured in one run on `local[2]`, in turns, with 128-byte payloads to a thousand addresses; of each
+the best turn counts:
+
+- count: a source that yields one ready-made Arrow batch again and again; our source on a broker of
+  its own process, on the same machine, so it has a part of the two cores;
+- land: such a source written to a table as `land` writes it; `land` itself, with everything;
+- both of ours for twice the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+from rich.console import Console
+from rich.table import Table
+
+import wirelake
+from bench.wire import machine
+from wirelake.spark import land, register, session
+from wirelake.spark import table as tables
+from wirelake.spark.log_client import LogClient
+from wirelake.spark.offsets import Options
+from wirelake.spark.source import schema_of
+
+PAYLOAD = 128
+ADDRESSES = 1000
+BATCH = 10_000
+PARTITIONS = 4
+
+
+def messages() -> pa.RecordBatch:
+    """Rows to publish."""
+    chance = random.Random(1)
+    return pa.RecordBatch.from_pydict(
+        {
+            "address": [f"plant{k % 7}/line/{k % ADDRESSES}" for k in range(BATCH)],
+            "payload": pa.array([chance.randbytes(PAYLOAD) for _ in range(BATCH)], pa.binary()),
+        }
+    )
+
+
+def ready(columns: tuple[str, ...]) -> pa.RecordBatch:
+    """The same as the log has them, in Spark's types."""
+    given = messages()
+    empty: dict[str, Any] = {"headers": [], "op": "publish", "dialect": "kobold-3"}
+    arrays = []
+    for field in to_arrow_schema(schema_of(columns), timezone="UTC"):
+        if field.name in given.schema.names:
+            arrays.append(given.column(field.name).cast(field.type))
+        elif field.name == "timestamp":
+            arrays.append(pa.array([1_800_000_000_000_000] * BATCH).cast(field.type))
+        else:
+            text = "" if pa.types.is_string(field.type) else 0
+            arrays.append(pa.array([empty.get(field.name, text)] * BATCH, field.type))
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=to_arrow_schema(schema_of(columns), timezone="UTC")
+    )
+
+
+class Memory(DataSource):
+    """A source that has its rows already: the option `rows` says how many."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "memory-bench"
+
+    def schema(self) -> StructType:
+        """That of the log."""
+        return schema_of(self.options["columns"].split(","))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader."""
+        return MemoryReader(int(self.options["rows"]), tuple(schema.names))
+
+
+class MemoryReader(DataSourceReader):
+    """Yields one batch again and again."""
+
+    def __init__(self, rows: int, columns: tuple[str, ...]) -> None:
+        self._rows = rows
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """As many as the log has."""
+        return [InputPartition(k) for k in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The batches."""
+        batch = ready(self._columns)
+        for _ in range(self._rows // PARTITIONS // BATCH):
+            yield batch
+
+
+@contextmanager
+def broker(folder: Path) -> Iterator[tuple[str, str]]:
+    """A broker in a process of its own: where HTTP is, and where Kobold is."""
+    command = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+    where = ["--data", str(folder), "--listen", "kobold://127.0.0.1:0", "--http", "127.0.0.1:0"]
+    process = subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found: dict[str, str] = {}
+        while len(found) < 2:
+            line = process.stdout.readline()
+            if match := re.search(r"(http|kobold)://127\.0\.0\.1:\d+", line):
+                found[match[1]] = match[0]
+        yield found["http"], found["kobold"]
+    finally:
+        process.terminate()
+        process.wait()
+        process.stdout.close()
+
+
+async def fill(url: str, http: str, rows: int) -> None:
+    """Publish until the log has so many rows."""
+    batch = messages()
+    client = LogClient(http)
+
+    def there() -> int:
+        return sum(extent.next for extent in client.extents().values())
+
+    async with wirelake.connect(url) as publisher:
+        for _ in range((rows - there()) // BATCH):
+            await publisher.publish_many(batch)
+        await publisher.ping()
+    while there() < rows:
+        await asyncio.sleep(0.05)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that something takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def measure(spark: SparkSession, folder: Path, rows: int, turns: int) -> dict[str, Any]:
+    """All cases, as seconds."""
+    register(spark)
+    spark.dataSource.register(Memory)
+    plain, whole = (
+        ",".join(Options.parse({"url": "http://h:1", "includeHeaders": headers}).columns)
+        for headers in ("false", "true")
+    )
+    target = folder / "table"
+
+    def memory(columns: str) -> Any:
+        return spark.read.format("memory-bench").options(rows=rows, columns=columns).load()
+
+    def land_memory() -> None:
+        shutil.rmtree(target, ignore_errors=True)
+        tables.write(memory(whole), str(target))
+
+    with broker(folder / "data") as (http, kobold):
+
+        def count() -> None:
+            found = spark.read.format("wirelake").option("url", http).load().count()
+            assert found == counted, found
+
+        def land_log() -> None:
+            for place in (target, Path(f"{target}_checkpoint")):
+                shutil.rmtree(place, ignore_errors=True)
+            assert land.land(spark, land.Options(http, str(target))) == counted
+
+        cases: dict[str, Callable[[], object]] = {
+            "count, memory": lambda: memory(plain).count(),
+            "count, log": count,
+            "land, memory": land_memory,
+            "land, log": land_log,
+        }
+        best: dict[str, float] = {}
+        counted = rows
+        asyncio.run(fill(kobold, http, rows))
+        count()  # what is started once is started
+        for _ in range(turns):
+            for name, case in cases.items():
+                best[name] = min(best.get(name, 1e9), timed(case))
+        counted = 2 * rows
+        asyncio.run(fill(kobold, http, counted))
+        for _ in range(turns):
+            for name in ("count, log", "land, log"):
+                twice = f"{name}, twice the rows"
+                best[twice] = min(best.get(twice, 1e9), timed(cases[name]))
+    return {"machine": machine(), "payload": PAYLOAD, "rows": rows, "seconds": best}
+
+
+def show(console: Console, results: dict[str, Any]) -> None:
+    """One table, and what of it is wanted."""
+    seconds, rows = results["seconds"], results["rows"]
+    shown = Table("", "s", "M rows/s")
+    for name, taken in seconds.items():
+        count = 2 * rows if name.endswith("twice the rows") else rows
+        shown.add_row(name, f"{taken:.1f}", f"{count / taken / 1e6:.2f}")
+    console.print(shown)
+    for what, least in (("count", 0.8), ("land", 0.7)):
+        share = seconds[f"{what}, memory"] / seconds[f"{what}, log"]
+        times = seconds[f"{what}, log, twice the rows"] / seconds[f"{what}, log"]
+        console.print(f"{what}: {share:.0%} of memory's (wanted {least:.0%});", end=" ")
+        console.print(f"twice the rows take {times:.2f} times as long (wanted at most 2.1)")
+    console.print(results["machine"])
+
+
+def main() -> None:
+    """Parse the arguments, measure, show."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=4_000_000, help="of the log (4 million)")
+    parser.add_argument("--turns", type=int, default=2, help="of each (2)")
+    parser.add_argument("--folder", type=Path, help="where to land (a temporary one)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    options = parser.parse_args()
+    spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
+    try:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            results = measure(spark, Path(folder), options.rows, options.turns)
+    finally:
+        spark.stop()
+    show(Console(width=None if sys.stdout.isatty() else 120), results)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

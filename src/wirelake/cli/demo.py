@@ -1,0 +1,284 @@
+"""`wirelake demo`: believable traffic for a broker, and then the report on what landed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import time
+import webbrowser
+from collections.abc import Awaitable
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from wirelake.cli import lake
+from wirelake.cli.board import fetch
+from wirelake.cli.messages import USAGE, AsJson, Token, fail, run
+from wirelake.cli.show import plain_table, wide_console, write_object
+from wirelake.cli.traffic import PATTERNS, Town
+from wirelake.cli.up import landing_lock, missing_for_spark
+from wirelake.client.url import parse
+from wirelake.config import DEFAULT_PORTS, Settings
+from wirelake.errors import ConfigError, EngineError, WirelakeError
+from wirelake.wire import DIALECTS
+
+#: Seconds between two lines where there is no terminal, and between two looks.
+LINES, LOOK = 5.0, 0.25
+#: A pipeline that lands nothing for so many seconds is not waited for any longer.
+STUCK = 120.0
+#: A pipeline that makes one file of many may take them away while the report is reading.
+TRIES = 3
+
+
+def demo(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL]...",
+            help="Listeners (auto://host:7700) or dialects (kobold-3://host). "
+            "[default: all listeners of a broker on this machine]",
+        ),
+    ] = None,
+    http: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The broker's HTTP.")
+    ] = Settings().http,
+    rate: Annotated[float, typer.Option(min=1, help="Messages a second, about.")] = 200,
+    duration: Annotated[float, typer.Option(min=1, help="Seconds.")] = 60,
+    table: Annotated[Path, typer.Option(metavar="DIR", help="Where the traffic lands.")] = Path(
+        "data/lake"
+    ),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The report. [default: beside the table]")
+    ] = None,
+    no_report: Annotated[bool, typer.Option("--no-report", help="Only the traffic.")] = False,
+    as_json: AsJson = False,
+    token: Token = "",
+) -> None:
+    """Send a broker traffic of every dialect and pattern, then report on what landed.
+
+    Sensors, a chat room, a shop with orders and workers, services, settings, cameras, drivers: some
+    forty clients, which leave and come back. Where `wirelake up` runs, what they say lands by
+    itself, and is waited for; elsewhere it is landed when they are done.
+
+    Examples:
+
+        wirelake demo
+
+        wirelake demo --rate 5000 --duration 300
+
+        wirelake demo auto://10.0.0.5:7700 --http 10.0.0.5:7780 --table /tmp/lake --no-report
+    """
+    began = time.time()
+    try:
+        town = Town(places(urls or list(Settings().listen), token), token, rate)
+    except ConfigError as error:
+        fail(str(error), USAGE)
+    logging.getLogger("wirelake.client").addHandler(_Listener(town))
+    logging.getLogger("wirelake.client").propagate = False
+    try:
+        run(_until_told(_shown(town, duration)))
+    finally:
+        if town.messages:
+            tell_counts(town, as_json=as_json)
+    if no_report:
+        return
+    try:
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():
+            _report(_Http(http, token), table, out or table.parent / "report.html", began)
+    except WirelakeError as error:
+        fail(f"no report: {error}")
+
+
+class _Listener(logging.Handler):
+    """What the broker refuses unasked is counted, and not shown."""
+
+    def __init__(self, town: Town) -> None:
+        super().__init__()
+        self._town = town
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count it."""
+        self._town.happened["refused or lost, unasked"] += 1
+
+
+def places(urls: list[str], token: str) -> dict[str, str]:
+    """The URL of every dialect that these listeners speak."""
+    found: dict[str, str] = {}
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        family, plus, over = scheme.partition("+")
+        if family == "auto" and ":" not in rest.rpartition("@")[2] and "unix" not in over:
+            rest = f"{rest.rstrip('/')}:{DEFAULT_PORTS['auto']}"
+        spoken = [
+            name
+            for name in DIALECTS
+            if family in ("auto", name) or family == name.partition("-")[0]
+        ]
+        if not spoken:
+            known = ", ".join([*DEFAULT_PORTS, *DIALECTS])
+            raise ConfigError(
+                "url", f"{family or url!r} is neither a listener nor a dialect: {known}"
+            )
+        for name in spoken:
+            found.setdefault(name, f"{name}{plus}{over}{separator}{rest}")
+            parse(found[name], token=token)
+    return found
+
+
+async def _until_told(work: Awaitable[None]) -> None:
+    """Do it; Ctrl-C and SIGTERM end it early."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _shown(town: Town, duration: float) -> None:
+    """Let the town live, with a bar on a terminal, and lines elsewhere."""
+    console = Console(stderr=True)
+    if missing := [name for name in DIALECTS if name not in town.urls]:
+        typer.echo(f"without {', '.join(missing)}: no listener for it was given", err=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        shown = bar.add_task("demo", total=duration)
+        living = asyncio.create_task(town.live(duration))
+        began = told = time.monotonic()
+        try:
+            while not living.done():
+                await asyncio.wait([living], timeout=LOOK)
+                spent = time.monotonic() - began
+                text = f"{town.messages:,} messages"
+                bar.update(shown, completed=min(spent, duration), description=text)
+                if not console.is_terminal and time.monotonic() - told > LINES:
+                    told = time.monotonic()
+                    typer.echo(f"{text} in {spent:.0f} of {duration:g} s", err=True)
+            await living
+        finally:
+            living.cancel()
+            await asyncio.gather(living, return_exceptions=True)
+
+
+def tell_counts(town: Town, *, as_json: bool) -> None:
+    """What was sent and heard, by dialect and pattern; what went wrong."""
+    if as_json:
+        write_object(
+            {
+                name: [
+                    {"dialect": dialect, "pattern": pattern, "messages": messages}
+                    for (dialect, pattern), messages in sorted(counts.items())
+                    if messages
+                ]
+                for name, counts in (("sent", town.sent), ("heard", town.heard))
+            }
+            | {"happened": dict(town.happened)}
+        )
+        return
+    shown = plain_table()
+    shown.add_column("sent/heard")
+    for pattern in PATTERNS:
+        shown.add_column(pattern, justify="right")
+    for dialect in DIALECTS:
+        cells = [(town.sent[dialect, one], town.heard[dialect, one]) for one in PATTERNS]
+        if any(map(any, cells)):
+            shown.add_row(dialect, *(f"{s:,}/{h:,}" if s or h else "" for s, h in cells))
+    console = wide_console()
+    console.print(shown)
+    wrong = ", ".join(f"{name} {count:,}" for name, count in town.happened.most_common())
+    console.print(
+        f"{town.messages:,} messages sent; {wrong or 'nothing went wrong'}", soft_wrap=True
+    )
+
+
+# The report
+
+
+class _Http:
+    """A broker's HTTP, as far as the demo needs it."""
+
+    def __init__(self, place: str, token: str) -> None:
+        self.url = place if "://" in place else f"http://{place}"
+        self.token = token
+
+    def get(self, path: str) -> Any:
+        """What stands there; EngineError where nothing does."""
+        try:
+            return json.loads(fetch(self.url + path, self.token))
+        except ValueError:
+            raise EngineError(f"{self.url}{path}: this is no broker of ours") from None
+
+    def ends(self) -> dict[str, int]:
+        """Where the partitions of the log end."""
+        return {str(one["partition"]): one["next"] for one in self.get("/v1/log")["partitions"]}
+
+    def progress(self, query: str) -> tuple[dict[str, int], float]:
+        """How far a query has come, and when it was last heard of."""
+        for one in self.get("/v1/progress")["queries"]:
+            if one["query"] == query:
+                return one["offsets"], one["time"] / 1e6
+        return {}, 0.0
+
+
+def _report(http: _Http, table: Path, out: Path, began: float) -> None:
+    """Wait until everything has landed, or land it; then write the report, and open it."""
+    if why_not := missing_for_spark():
+        raise EngineError(why_not)
+    ends = http.ends()
+    if not any(ends.values()):
+        raise EngineError("the broker has no log")
+    query = f"land-{re.sub('[^A-Za-z0-9._-]', '_', table.name)[:64]}"
+    with landing_lock(table) as lock:
+        is_landing = lock is None or http.progress(query)[1] > began
+        if is_landing and not table.exists() and lock is not None:
+            raise EngineError("a pipeline lands it elsewhere; say where: --table DIR")
+        if is_landing:
+            _wait_for(http, query, ends)
+        else:
+            typer.echo("landing what was said", err=True)
+            lake.land(url=http.url, table=str(table), once=True, token=http.token)
+    typer.echo("writing the report", err=True)
+    for left in reversed(range(TRIES if is_landing else 1)):
+        try:
+            lake.report(table=str(table), out=out)
+            break
+        except typer.Exit:
+            if not left:
+                raise
+            typer.echo("the table may have changed while it was read: once more", err=True)
+    page = out.resolve().as_uri()
+    typer.echo(f"see {page}")
+    if sys.stdout.isatty() and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):
+        webbrowser.open(page)
+
+
+def _wait_for(http: _Http, query: str, ends: dict[str, int]) -> None:
+    """Wait until a query has read as far as this, as long as it comes on."""
+    console = Console(stderr=True)
+    typer.echo("waiting for the pipeline to land it", err=True)
+    seen: dict[str, int] = {}
+    since = time.monotonic()
+    with console.status("") if console.is_terminal else nullcontext() as shown:
+        while True:
+            offsets, _ = http.progress(query)
+            left = sum(max(0, end - offsets.get(name, 0)) for name, end in ends.items())
+            if not left:
+                return
+            if shown is not None:
+                shown.update(f"{left:,} rows to go")
+            if offsets != seen:
+                seen, since = offsets, time.monotonic()
+            if time.monotonic() - since > STUCK:
+                typer.echo(f"{left} rows have not landed yet; the report is without them", err=True)
+                return
+            time.sleep(LOOK)
