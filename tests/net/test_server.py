@@ -432,3 +432,13 @@ async def test_settings_that_would_let_strangers_in_are_refused_while_running() 
     with pytest.raises(ConfigError, match="no tokens are configured"):
         server.configure(LOCAL)
     assert server.listeners == [Listener("auto", "0.0.0.0", 0)]
+
+
+async def test_bytes_in_and_out_are_counted(start: Start) -> None:
+    server = await start(LOCAL)
+    peer = await Peer("boson-text", "counted").open(port_of(server))
+    await peer.send_bytes(b"0|0|$ping|")
+    assert (await peer.receive()).op == "pong"
+    assert server.node.counters["bytes_in"] == len(b"0|0|$ping|")
+    assert server.node.counters["bytes_out"] == len(b"0|0|$pong|")
+    await peer.close()

@@ -34,6 +34,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
     "received": "Messages that clients published.",
     "delivered": "Messages that were handed to subscribers and consumers, each counted.",
+    "bytes_in": "Bytes that came in on the wire.",
+    "bytes_out": "Bytes that were written to clients on the wire.",
     "redelivered": "Queue messages that were not acknowledged in time.",
     "connections": "Connections that were ever made, HTTP requests that publish among them.",
     "disconnects": "Connections that have ended.",

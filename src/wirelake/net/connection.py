@@ -119,6 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended is not None:
             return
         self._heard = now = time.monotonic()
+        self._hub.node.counters["bytes_in"] += nbytes
         total = self._filled + nbytes
         if self._rest is None or not self._large:
             self._take(self._hub.buffer[:total], now)
@@ -211,6 +212,7 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes | memoryview) -> None:
         """Send these bytes after all that was written before."""
         if self._ended is None and data:
+            self._hub.node.counters["bytes_out"] += len(data)
             self._transport.write(data)
 
     def close(self) -> None:
