@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 import subprocess
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from wirelake.config import TlsSettings
+
+# A run in the background ignores interrupts, and so would every program that its tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
