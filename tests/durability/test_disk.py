@@ -107,12 +107,12 @@ async def refusal(asked: Awaitable[object]) -> str:
     return refused.value.code
 
 
-async def health(broker: Served) -> int:
-    """The status of /healthz."""
+async def status(url: str, body: bytes | None = None) -> int:
+    """How HTTP answers."""
 
     def ask() -> int:
         try:
-            with urllib.request.urlopen(f"{broker.http}/healthz") as answer:
+            with urllib.request.urlopen(url, body) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             with error:
@@ -141,7 +141,8 @@ async def test_a_full_disk_is_told_and_survived(disk: SmallDisk | SmallFiles) ->
             # Somebody has to find out. The answer comes when there is room, and not before.
             first = asyncio.create_task(kobold.publish("topic", LARGE, ack=True))
             await broker.says("nothing can be written")
-            assert await health(broker) == 503
+            for path, body in (("/healthz", None), ("/v1/publish/topic", b"x")):
+                assert await status(broker.http + path, body) == 503
             for name, client in by_dialect.items():
                 assert await refusal(client.publish("topic", b"x", ack=True)) == REFUSALS[name]
                 assert await refusal(client.queue(QUEUE).put(b"x", ack=True)) == REFUSALS[name]
@@ -173,7 +174,7 @@ async def test_a_full_disk_is_told_and_survived(disk: SmallDisk | SmallFiles) ->
 
 async def is_well(broker: Served) -> bool:
     """Does the broker say that it can keep all that it accepts?"""
-    return await health(broker) == 200
+    return await status(f"{broker.http}/healthz") == 200
 
 
 async def text_is_refused(broker: Served) -> None:
