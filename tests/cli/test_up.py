@@ -358,6 +358,7 @@ def test_the_view_follows_the_size_of_the_window(open_terminal: Callable[..., Te
 def test_the_view_shows_a_broker_that_has_died(open_terminal: Callable[..., Terminal]) -> None:
     terminal = open_terminal(*PLACES)
     terminal.wait("^ clients +0 ")
+    terminal.wait(r"started, process \d+")
     found = re.search(r"started, process (\d+)", terminal.text)
     assert found is not None
     os.kill(int(found[1]), signal.SIGKILL)
