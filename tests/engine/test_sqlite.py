@@ -193,16 +193,18 @@ async def test_writes_before_there_is_a_loop_are_kept(folder: Path) -> None:
 
 
 async def test_closing_writes_what_is_open_and_runs_what_waits_for_it(folder: Path) -> None:
+    threads = set(threading.enumerate())
     engine = SqliteEngine(folder, capture=True)
     engine.declare(QueueSettings("jobs"))
     engine.put(stored(1, b"x"))
     ran: list[int] = []
     engine.after(lambda: ran.append(1))
+    assert set(threading.enumerate()) > threads
     engine.close()
     assert ran == [1]
     await asyncio.sleep(0)
     assert ran == [1]
-    assert not [one for one in threading.enumerate() if one.name.startswith("wirelake")]
+    assert set(threading.enumerate()) <= threads
     assert not (folder / "broker.db-wal").exists()
     with pytest.raises(EngineError, match="closed"):
         engine.put(stored(2))

@@ -17,22 +17,16 @@ from wirelake.message import Flag, Op
 from wirelake.wire.table import SECRET
 
 if cython.compiled:
-    from cython.cimports.libc.string import memcmp
-    from cython.cimports.wirelake.wire.octets import Octets
+    from cython.cimports.wirelake.wire.octets import Octets, equal, hash_of
     from cython.cimports.wirelake.wire.table import FrameTable
 else:
-    from wirelake.wire.octets import Octets
+    from wirelake.wire.octets import Octets, equal, hash_of
     from wirelake.wire.table import FrameTable
 
 _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 #: What makes a publish more than a message for whoever listens.
 _SPECIAL = cython.declare(cython.int, Flag.RESPONSE | Flag.OVERSIZE | SECRET)
 _ACK = cython.declare(cython.int, Flag.ACK)
-
-# Literals of more than 31 bits would be Python objects when compiled.
-_BASIS = cython.declare(cython.longlong, 2166136261)
-_PRIME = cython.declare(cython.longlong, 16777619)
-_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
 
 #: Returned by `assign` when every row has one and the same audience is to be told from several.
 MIXED = -1
@@ -149,7 +143,7 @@ class Routes:
 
     def add(self, address: bytes, audience: int) -> None:
         """Remember an address's audience."""
-        code: cython.longlong = _hash(self.seed, address, 0, len(address))
+        code: cython.longlong = hash_of(self.seed, address, 0, len(address))
         slot: cython.longlong
         k: cython.int = self._entry(address, 0, len(address))
         if k >= 0:
@@ -190,7 +184,7 @@ class Routes:
             if at < 0:
                 p = table.side.data
                 at = -1 - at
-            if n != last_n or not _equal(p, at, q, last_at, n):
+            if n != last_n or not equal(p, at, q, last_at, n):
                 known = self._entry(p, at, n)
                 if known >= 0:
                     known = self.audience[known]
@@ -244,7 +238,7 @@ class Routes:
         self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
     ) -> cython.int:
         """Where an address's route is kept, -1 where it is not."""
-        code: cython.longlong = _hash(self.seed, p, at, n)
+        code: cython.longlong = hash_of(self.seed, p, at, n)
         slot: cython.longlong = code & self.mask
         k: cython.int
         while True:
@@ -254,7 +248,7 @@ class Routes:
             if (
                 self.hashes[k] == code
                 and self.key_len[k] == n
-                and _equal(p, at, self.keys.data, self.key_at[k], n)
+                and equal(p, at, self.keys.data, self.key_at[k], n)
             ):
                 return k
             slot = (slot + 1) & self.mask
@@ -292,30 +286,3 @@ def is_contiguous(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ss
         if table.frame_at[row] != table.frame_at[row - 1] + table.frame_len[row - 1]:
             return False
     return True
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _hash(
-    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
-) -> cython.longlong:
-    """FNV-1a, 32 bits."""
-    code: cython.longlong = _BASIS ^ seed
-    i: cython.Py_ssize_t
-    for i in range(at, at + n):
-        code = ((code ^ p[i]) * _PRIME) & _32_BITS
-    return code
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _equal(
-    p: cython.p_const_uchar,
-    at: cython.Py_ssize_t,
-    q: cython.p_const_uchar,
-    other: cython.Py_ssize_t,
-    n: cython.Py_ssize_t,
-) -> cython.bint:
-    if cython.compiled:
-        return memcmp(p + at, q + other, n) == 0
-    return bytes(p[at : at + n]) == bytes(q[other : other + n])

@@ -29,11 +29,10 @@ from wirelake.message import OP_LABELS
 from wirelake.wire.arrow import SCHEMA
 
 if cython.compiled:
-    from cython.cimports.libc.string import memcmp
-    from cython.cimports.wirelake.wire.octets import Octets, same, uint32
+    from cython.cimports.wirelake.wire.octets import Octets, equal, hash_of, same, uint32
     from cython.cimports.wirelake.wire.table import FrameTable
 else:
-    from wirelake.wire.octets import Octets, same, uint32
+    from wirelake.wire.octets import Octets, equal, hash_of, same, uint32
     from wirelake.wire.table import FrameTable
 
 Compression = Literal["none", "lz4", "zstd"]
@@ -63,11 +62,6 @@ STORED = pa.schema(
 END = b"\xff\xff\xff\xff\0\0\0\0"
 #: The beginning of an Arrow stream of stored batches.
 PREAMBLE: bytes = STORED.serialize().to_pybytes()
-
-# Literals of more than 31 bits would be Python objects when compiled.
-_BASIS = cython.declare(cython.longlong, 2166136261)
-_PRIME = cython.declare(cython.longlong, 16777619)
-_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
 
 _MAX_BYTES = cython.declare(cython.Py_ssize_t, BATCH_BYTES)
 _MAX_ROWS = cython.declare(cython.Py_ssize_t, BATCH_ROWS)
@@ -213,7 +207,7 @@ class Rows:
             if at < 0:
                 p = table.side.data
                 at = -1 - at
-            if size != last_size or not _equal(p, at, q, last_at, size):
+            if size != last_size or not equal(p, at, q, last_at, size):
                 q, last_at, last_size = p, at, size
                 known = self._know(p, at, size)
                 columns = self._columns(self._partition_of[known])
@@ -677,7 +671,7 @@ class _Names:
         k: cython.Py_ssize_t
         if self.last >= 0 and self._is(self.last, p, at, n):
             return self.last
-        code = _hash(self.seed, p, at, n)
+        code = hash_of(self.seed, p, at, n)
         slot = code & self.mask
         while True:
             k = self.slots[slot]
@@ -711,7 +705,7 @@ class _Names:
         places: _Places = self.text.places
         if places.cells[k + 1] - places.cells[k] != n:
             return False
-        return _equal(p, at, self.text.data.data, places.cells[k], n)
+        return equal(p, at, self.text.data.data, places.cells[k], n)
 
     @cython.cfunc
     def _grow(self) -> cython.int:
@@ -742,33 +736,6 @@ def _wider(cells: Any, code: str) -> Any:
     wider = array(code, [0]) * max(256, 2 * len(cells))
     wider[: len(cells)] = array(code, cells)
     return wider
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _hash(
-    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
-) -> cython.longlong:
-    """FNV-1a, 32 bits."""
-    code: cython.longlong = _BASIS ^ seed
-    i: cython.Py_ssize_t
-    for i in range(at, at + n):
-        code = ((code ^ p[i]) * _PRIME) & _32_BITS
-    return code
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _equal(
-    p: cython.p_const_uchar,
-    at: cython.Py_ssize_t,
-    q: cython.p_const_uchar,
-    other: cython.Py_ssize_t,
-    n: cython.Py_ssize_t,
-) -> cython.bint:
-    if cython.compiled:
-        return memcmp(p + at, q + other, n) == 0
-    return bytes(p[at : at + n]) == bytes(q[other : other + n])
 
 
 # Arrow's stream format. A message is four bytes 0xFF, the size of its metadata, the metadata (a

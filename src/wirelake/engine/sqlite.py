@@ -476,9 +476,9 @@ class SqliteEngine(Engine):
         delay = FIRST_RETRY
         while (error := self._try(batch)) is not None:
             self.statistics.failures += 1
-            if not self.trouble:
+            told, self.trouble = self.trouble, str(error)  # refused from here on, then told
+            if not told:
                 log.error("nothing can be written: %s", error)
-            self.trouble = str(error)
             if self._closing.is_set():
                 self._given_up = error
                 return False

@@ -2,6 +2,8 @@ cdef int int16(const unsigned char *p, Py_ssize_t at) noexcept
 cdef long long uint32(const unsigned char *p, Py_ssize_t at) noexcept
 cdef Py_ssize_t find_crlf(const unsigned char *p, Py_ssize_t at, Py_ssize_t end) noexcept
 cdef bint same(const unsigned char *p, Py_ssize_t at, const unsigned char *q, Py_ssize_t n) noexcept
+cdef bint equal(const unsigned char *p, Py_ssize_t at, const unsigned char *q, Py_ssize_t other, Py_ssize_t n) noexcept
+cdef long long hash_of(long long seed, const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
 cdef bint is_utf8(const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
 cdef long long decimal(const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept
 cdef int find_name(long long[::1] packed, const unsigned char *p, Py_ssize_t at, Py_ssize_t n) noexcept

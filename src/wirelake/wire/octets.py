@@ -14,6 +14,11 @@ import cython
 if cython.compiled:
     from cython.cimports.libc.string import memcmp, memcpy
 
+# Literals of more than 31 bits would be Python objects when compiled.
+_BASIS = cython.declare(cython.longlong, 2166136261)
+_PRIME = cython.declare(cython.longlong, 16777619)
+_32_BITS = cython.declare(cython.longlong, 0xFFFFFFFF)
+
 
 def int16(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.int:
     """Two bytes, big-endian, signed."""
@@ -45,9 +50,31 @@ def same(
     n: cython.Py_ssize_t,
 ) -> cython.bint:
     """Are the n bytes at p[at] those at q?"""
+    return equal(p, at, q, 0, n)
+
+
+def equal(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    q: cython.p_const_uchar,
+    other: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    """Are the n bytes at p[at] those at q[other]?"""
     if cython.compiled:
-        return memcmp(p + at, q, n) == 0
-    return bytes(p[at : at + n]) == bytes(q[:n])
+        return memcmp(p + at, q + other, n) == 0
+    return bytes(p[at : at + n]) == bytes(q[other : other + n])
+
+
+def hash_of(
+    seed: cython.longlong, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
+) -> cython.longlong:
+    """A hash of the n bytes at p[at]: FNV-1a, 32 bits, begun by a seed that others cannot know."""
+    code: cython.longlong = _BASIS ^ seed
+    i: cython.Py_ssize_t
+    for i in range(at, at + n):
+        code = ((code ^ p[i]) * _PRIME) & _32_BITS
+    return code
 
 
 def is_utf8(p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t) -> cython.bint:
