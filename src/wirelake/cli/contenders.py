@@ -232,11 +232,15 @@ class Nats(Peer, Asker):
 
     def service(self, payload: bytes) -> tuple[socket.socket, Callable[[bytes], bytes]]:
         """A connection that serves; a request is read as far as the inbox that it names."""
+        # The server asks its clients now and then whether they live, alone or before a request.
         reply = _nats_publish(INBOX, payload)
         inbox = INBOX.replace("/", ".").encode()
 
         def answer(data: bytes) -> bytes:
-            named = data.split(b" ", 4)[3]
+            _, found, request = data.partition(b"MSG ")
+            if not found:
+                return b"PONG\r\n"
+            named = request.split(b" ", 3)[2]
             return reply.replace(inbox, named, 1)
 
         return self.subscriber(SERVICE), answer
