@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import resource
@@ -26,6 +27,8 @@ from wirelake.net.server import Server, open_engine
 
 log = logging.getLogger("wirelake")
 
+#: Objects that come before the garbage collector looks at them.
+YOUNG = 20_000
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -143,10 +146,18 @@ async def _serve(server: Server, settings: Settings, read: Callable[[], Settings
         if settings.http:
             http = HttpServer(server.node, settings.http, insecure=settings.insecure)
             typer.echo(f"listening on {await http.start()}")
+        _collect_seldom()
         await stopped.wait()
         log.info("stopping")
     finally:
         await asyncio.gather(server.stop(), *([http.stop()] if http is not None else []))
+
+
+def _collect_seldom() -> None:
+    """Messages have no cycles: what is here now is not looked at again, the rest not so often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, 20, 100)
 
 
 def _read_again(server: Server, read: Callable[[], Settings] | None) -> None:

@@ -8,10 +8,6 @@ batch from its first write to its end, so only the writer ever waits for it.
 Where nobody waits for an answer, a commit waits a moment for more; where somebody does, it begins
 at the end of the turn. The event loop never waits for the disk.
 
-**The interpreter's lock.** A loop with much to do lets the lock go for a microsecond a turn, too
-short for a thread that waits for it to wake up: the writer would starve, and with it the answers.
-So while a commit is under way, a loop that is busy steps aside now and then.
-
 **Trouble.** A disk that is full or broken is tried again until it works or the engine is closed.
 Nothing that was written is forgotten, and no answer leaves, before it has worked.
 
@@ -57,10 +53,6 @@ log = logging.getLogger("wirelake.engine")
 #: How long a commit for which nobody waits is put off (seconds), unless so many bytes are waiting.
 LINGER = 0.05
 EAGER_BYTES = 1 << 20
-
-#: While a commit is under way, a busy loop steps aside this often, for so long (seconds).
-STEP_ASIDE = 0.001
-ASIDE = 0.00002
 
 #: A failed commit is tried again after this many seconds, then twice as many, up to a limit.
 FIRST_RETRY = 0.1
@@ -168,8 +160,6 @@ class SqliteEngine(Engine):
         self._end_is_scheduled = False
         self._bell: SimpleQueue[bool] = SimpleQueue()  # True: somebody waits
         self._rung: bool | None = None
-        self._watched = False
-        self._wall = self._worked = 0.0
         self._finished: deque[list[Callable[[], object]]] = deque()
         self._closing = threading.Event()
         self._given_up: EngineError | None = None
@@ -381,28 +371,13 @@ class SqliteEngine(Engine):
             waited_for = bool(
                 self._open.actions or self._open.settled or self.backlog > EAGER_BYTES
             )
-            if self._rung is None or (waited_for and not self._rung):
+            rings = self._rung is None or (waited_for and not self._rung)
+            if rings:
                 self._rung = waited_for
-                self._bell.put(waited_for)
             self._in_turn = False
             self._lock.release()
-            if not self._watched and self._loop is not None and not self._loop.is_closed():
-                self._watch()
-
-    def _watch(self) -> None:
-        """Look again in a moment how busy the loop is."""
-        assert self._loop is not None
-        self._watched = True
-        self._wall, self._worked = time.perf_counter(), time.thread_time()
-        self._loop.call_later(STEP_ASIDE, self._step_aside)
-
-    def _step_aside(self) -> None:
-        """Let the writer have the interpreter's lock, if the loop has hardly let it go."""
-        self._watched = False
-        if not self._is_settled() and not self._closing.is_set():
-            if time.thread_time() - self._worked > 0.5 * (time.perf_counter() - self._wall):
-                time.sleep(ASIDE)
-            self._watch()
+            if rings:
+                self._bell.put(waited_for)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
         if self._loop is None:

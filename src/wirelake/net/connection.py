@@ -3,7 +3,9 @@
 A read is processed before the next one begins, so all connections of a process read into the same
 buffer; what a session leaves over is copied out, usually a few bytes, and put in front of the next
 read. Only a connection in the middle of a large frame has a buffer of its own, which grows with
-what has come and not with what was announced. An idle connection has none.
+what has come and not with what was announced. An idle connection has none. The event loop would
+read up to 32 times from a client that floods us before it looks at another; after a few reads that
+filled the buffer such a client gives way.
 
 A connection ends in steps: what was written goes out, then the client is told that nothing follows,
 and what it still sends is read and thrown away for a moment. Closed at once, with bytes unread, the
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from wirelake.broker.session import Session
 
 READ = 256 << 10
+#: A client that fills the buffer so often in a row lets the others go first.
+FULL_READS = 4
 
 #: For so long a client that we are done with may go on sending, unheard (seconds).
 LINGER = 0.5
@@ -60,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         "_ended",
         "_family",
         "_filled",
+        "_full_reads",
         "_heard",
         "_hub",
         "_large",
@@ -80,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._filled = 0  # bytes of it that are there
         self._need = 0  # bytes that must be there before the session can do more
         self._large = False  # the next bytes are read into `_rest` itself
+        self._full_reads = 0
         self._heard = 0.0
         self._paused = False
         self._ended: float | None = None  # since when nothing more is said or listened to
@@ -123,12 +129,26 @@ class Connection(asyncio.BufferedProtocol):
         total = self._filled + nbytes
         if self._rest is None or not self._large:
             self._take(self._hub.buffer[:total], now)
+            self._full_reads = self._full_reads + 1 if total == READ else 0
+            if self._full_reads == FULL_READS:
+                self._give_way()
             return
         self._filled = total
         if total >= self._need:
             self._take(memoryview(self._rest)[:total], now)
         elif self.session is not None:
             self.session.last_heard = now
+
+    def _give_way(self) -> None:
+        """Read on in the next turn of the event loop."""
+        self._full_reads = 0
+        if self._ended is None and not self._paused:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self._ended is None and not self._paused:
+            self._transport.resume_reading()
 
     def _take(self, data: memoryview, now: float) -> None:
         session = self.session or self._greet(data, now)
