@@ -7,18 +7,21 @@ import logging
 import socket
 import stat
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+import wirelake
 from tests.net.peer import Peer, close_all, succeeded
 from wirelake.config import FlowSettings, LimitSettings, Listener, MfpSettings, Settings
 from wirelake.errors import ConfigError
 from wirelake.message import Flag, Message
-from wirelake.net.connection import READ, Connection
+from wirelake.net.connection import FULL_READS, READ, Connection
 from wirelake.net.server import Server
+from wirelake.testing import Broker
 from wirelake.wire import DIALECTS
 
 LOCAL = Settings(listen=("auto://127.0.0.1:0",))
@@ -442,3 +445,34 @@ async def test_bytes_in_and_out_are_counted(start: Start) -> None:
     assert server.node.counters["bytes_in"] == len(b"0|0|$ping|")
     assert server.node.counters["bytes_out"] == len(b"0|0|$pong|")
     await peer.close()
+
+
+def _dial(broker: Broker) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", broker.listeners[0].port))
+
+
+def test_a_flood_gives_way_to_others_after_a_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop of the broker, uvloop's, would read on from one socket while there is more."""
+    turns = [0]
+    full_reads: Counter[int] = Counter()  # of each turn of the loop
+
+    def count(connection: Connection, nbytes: int) -> None:
+        full_reads[turns[0]] += nbytes > READ // 2
+        update(connection, nbytes)
+
+    def turn(loop: asyncio.AbstractEventLoop) -> None:
+        turns[0] += 1
+        loop.call_soon(turn, loop)
+
+    update = Connection.buffer_updated
+    monkeypatch.setattr(Connection, "buffer_updated", count)
+    block = b"1000|0|flood|" + bytes(1000)
+    with Broker() as broker, _dial(broker) as flood:
+        assert broker._loop is not None
+        broker._loop.call(lambda: turn(asyncio.get_running_loop()))
+        for _ in range(64):
+            flood.sendall(block * 1000)
+        with wirelake.connect_sync(broker.url("kobold-3")) as client:
+            client.publish("other", b"heard", ack=True)
+    assert sum(full_reads.values()) > FULL_READS
+    assert max(full_reads.values()) <= FULL_READS
