@@ -26,7 +26,7 @@ from wirelake.engine.base import PARTITIONS, LogBatch
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.retention import Retention
 from wirelake.errors import EngineError
-from wirelake.http import log
+from wirelake.http import ledger, log
 from wirelake.http.log import find_time, pattern
 from wirelake.message import Message
 from wirelake.wire import FrameTable
@@ -427,6 +427,16 @@ def test_a_query_tells_how_far_it_is_and_the_lag_is_shown(tmp_path: Path) -> Non
         assert house.delete("/v1/progress/landing").status == 404
     with House(tmp_path) as house:
         assert house.get("/v1/progress").json["queries"] == []
+
+
+def test_the_query_that_was_silent_the_longest_goes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "MAX_QUERIES", 2)
+    for name in ("first", "second", "first", "third"):
+        assert house.post(f"/v1/progress/{name}", b"{}").status == 200
+    known = house.get("/v1/progress").json["queries"]
+    assert sorted(one["query"] for one in known) == ["first", "third"]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"9": 1}', b'{"0": -1}', b'{"0": 1}', b'{"x": 0}'])

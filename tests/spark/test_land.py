@@ -129,6 +129,42 @@ def test_small_files_become_few(spark: SparkSession, house: House, tmp_path: Pat
     assert not list((tmp_path / "table_checkpoint" / "landed").glob("compaction*"))
 
 
+def test_files_stay_while_one_of_our_jobs_reads_them(spark: SparkSession, tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    for batch in range(3):
+        commit(spark, place, batch, 2 * batch, compacts=False)
+    rows = spark.read.schema("partition int, offset long").parquet(str(place))  # lists the files
+    with commits.reading(spark, str(place)):
+        commit(spark, place, 3, 6)
+        assert len(files(place)) == 4
+        assert rows.count() == 3
+    assert not list((place / "_landing" / "readers").iterdir())
+    # One that has died is not waited for.
+    (place / "_landing" / "readers" / "1700000000-gone").touch()
+    commit(spark, place, 4, 8)
+    assert len(files(place)) == 1
+    assert numbers(spark, place) == [0, 2, 4, 6, 8]
+
+
+def test_reading_leaves_no_trace_where_there_is_no_table(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with commits.reading(spark, str(tmp_path / "nothing")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_do_not_land_with_one_checkpoint(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    options = Options(house.url, str(tmp_path / "table"))
+    other = Commits(spark, options.table, f"{options.home}/landed")
+    publish(house, 10)
+    with other.alone(), pytest.raises(EngineError, match="another process lands"):
+        land(spark, options)
+    assert land(spark, options) == 10
+
+
 def test_rows_that_the_log_has_deleted_stop_it_or_are_noted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -179,7 +215,9 @@ def some(spark: SparkSession, *offsets: int) -> DataFrame:
     return spark.createDataFrame(values, "partition int, offset long, level string")
 
 
-def commit(spark: SparkSession, place: Path, batch: int, *offsets: int) -> None:
+def commit(
+    spark: SparkSession, place: Path, batch: int, *offsets: int, compacts: bool = True
+) -> None:
     """Commit a batch as land does: rows in folders."""
     rows = some(spark, *offsets)
     made = Commits(spark, str(place), f"{place}_home")
@@ -193,7 +231,7 @@ def commit(spark: SparkSession, place: Path, batch: int, *offsets: int) -> None:
         f"{place}/level=level0",
         lambda paths: spark.read.schema("partition int, offset long").parquet(*paths),
         "parquet",
-        few=3,
+        few=3 if compacts else 1000,
     )
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -135,7 +135,7 @@ def report(
     """
     times = _time("--from", since), _time("--to", until)
     _check_filter(filter)
-    with _spark("wirelake lake report", master) as spark:
+    with _spark("wirelake lake report", master, table) as spark:
         from wirelake.spark import report as job
         from wirelake.spark import table as tables
         from wirelake.spark.page import page
@@ -250,7 +250,7 @@ def replay(
     times = _time("--from", since), _time("--until", until)
     _check_filter(filter)
     with (
-        _spark("wirelake lake replay", master) as spark,
+        _spark("wirelake lake replay", master, table) as spark,
         Progress(
             *Progress.get_default_columns(), console=Console(stderr=True), transient=True
         ) as bar,
@@ -303,7 +303,7 @@ def sql(
     """
     if as_json and as_csv:
         fail("--json and --csv exclude each other", USAGE)
-    with _spark("wirelake lake sql", master) as spark:
+    with _spark("wirelake lake sql", master, table) as spark:
         from wirelake.spark import sql as job
         from wirelake.spark.session import progress, spark_errors
 
@@ -329,10 +329,11 @@ def sql(
 
 
 @contextmanager
-def _spark(name: str, master: str) -> Iterator[SparkSession]:
-    """A Spark session for one job; its errors are one line."""
+def _spark(name: str, master: str, reads: str = "") -> Iterator[SparkSession]:
+    """A Spark session for one job, and the table that it reads; its errors are one line."""
     try:
         from wirelake.spark import session
+        from wirelake.spark.commits import reading
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("pyspark", "py4j")):
             raise
@@ -340,7 +341,8 @@ def _spark(name: str, master: str) -> Iterator[SparkSession]:
     try:
         spark = session.start(name, master)
         try:
-            yield spark
+            with reading(spark, reads) if reads else nullcontext():
+                yield spark
         finally:
             spark.stop()
     except KeyboardInterrupt:

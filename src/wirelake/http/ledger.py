@@ -22,7 +22,7 @@ from wirelake.errors import RefusedError
 PRODUCER = "$producer/"
 PROGRESS = "$progress/"
 
-#: Batches that are remembered of a producer, and producers; those silent the longest go first.
+#: Batches that are remembered of a producer, producers and queries; those silent the longest go.
 MAX_BATCHES = 256
 MAX_PRODUCERS = 10_000
 MAX_QUERIES = 1_000
@@ -96,7 +96,7 @@ class Ledger:
         """A query has read so far."""
         check_address(PROGRESS + query)
         if query not in self.queries and len(self.queries) >= MAX_QUERIES:
-            raise RefusedError("busy", f"{MAX_QUERIES} queries are known already; delete some")
+            self.forget(min(self.queries, key=lambda one: self.queries[one].time))
         known = self.queries.get(query) or Progress()
         progress = Progress({**known.offsets, **offsets}, time.time())
         self.queries[query] = progress

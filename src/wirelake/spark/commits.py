@@ -8,17 +8,22 @@ without a manifest it is written anew. Readers see the files of a batch one afte
 
 Compaction is the same: a folder's small files are written again as one, and a manifest says what
 comes and what goes. Between the two a reader may see rows twice, for as long as it takes to delete
-a few files, or after a crash until the next run.
+a few files, or after a crash until the next run; and one that has listed the files before would
+miss those that went. So our own jobs say that they are `reading`, and no file goes meanwhile.
 
 Files are reached as Spark reaches them, so a table can be wherever Spark can write and rename.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -34,6 +39,8 @@ STAGING = "_landing"
 #: A file below this size is small (bytes); so many of them in a folder are made one.
 SMALL = 32 << 20
 FEW = 16
+#: Whoever reads for longer than this (seconds) has died in the middle of it.
+LONGEST_READ = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,27 @@ class Files:
                 stream.close()
 
 
+@contextmanager
+def reading(spark: SparkSession, table: str) -> Iterator[None]:
+    """Let the files of a table stay until this is over; where it can only be read, they may go."""
+    files = Files(spark, table)
+    note = f"{_readers(table)}/{time.time():.0f}-{uuid.uuid4().hex}"
+    if files.exists(table):
+        try:
+            files.write(note, b"")
+        except EngineError:
+            note = ""
+    try:
+        yield
+    finally:
+        if note:
+            files.delete(note)
+
+
+def _readers(table: str) -> str:
+    return f"{table.rstrip('/')}/{STAGING}/readers"
+
+
 @dataclass
 class Manifest:
     """What a commit does: files to move, files that go, the staging place that is then empty."""
@@ -157,6 +185,22 @@ class Commits:
         # Manifests outlive the folder that somebody has called this from.
         self._table = self._tables.whole(table)
         self._home = self._notes.whole(home)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process use this `home` meanwhile; on disks of this machine only."""
+        scheme, _, path = self._home.partition(":")
+        if scheme != "file":
+            yield
+            return
+        home = Path(path)
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise EngineError(f"another process lands with this checkpoint: {path}") from None
+            yield
 
     def recover(self) -> None:
         """Finish a compaction that was committed; forget what was written and never committed.
@@ -212,7 +256,7 @@ class Commits:
             for file in self._tables.below(folder)
             if not file.folder and file.size < SMALL and file.name.startswith(self._mark)
         ]
-        if len(small) < few:
+        if len(small) < few or self._is_read():
             return 0
         staging = self._staging(f"{self._mark}compaction-{uuid.uuid4().hex}")
         with spark_errors():
@@ -222,11 +266,20 @@ class Commits:
             (new.path, f"{folder}/{self._mark}compacted-{new.name}")
             for new in self._tables.below(staging)
         ]
+        if self._is_read():  # since a moment ago; there will be another time
+            self._tables.delete(staging)
+            return 0
         manifest = Manifest(staging, moves, small)
         self._write("compaction", manifest)
         self._apply(manifest)
         self._notes.delete(self._note("compaction"))
         return len(small)
+
+    def _is_read(self) -> bool:
+        """Does one of our jobs read the table?"""
+        since = time.time() - LONGEST_READ
+        begun = (name.partition("-")[0] for name in self._tables.names(_readers(self._table)))
+        return any(one.isdecimal() and int(one) > since for one in begun)
 
     def _apply(self, manifest: Manifest) -> None:
         # The place goes last: without it everything was moved before.

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -106,7 +107,7 @@ def land(
     register(spark)
     landing = _Landing(spark, options)
     rows = 0
-    with spark_errors():
+    with landing.alone(), spark_errors():
         query = landing.start()
         try:
             seen = -1
@@ -139,7 +140,16 @@ class _Landing:
         self._commits: Commits | None = None
         if options.format in FILE_FORMATS:
             self._commits = Commits(spark, options.table, f"{options.home}/landed")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process land with the same checkpoint, and finish what one has left."""
+        if self._commits is None:
+            yield
+            return
+        with self._commits.alone():
             self._commits.recover()
+            yield
 
     def start(self) -> StreamingQuery:
         """Start the query."""
