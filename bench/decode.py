@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import struct
 import tempfile
 import time
@@ -28,6 +26,9 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from bench.goals import HALF, PARQUET, UDF, goal
+from bench.results import OURS, Outcome, Result, Tell
+from bench.wire import machine
 from wirelake.message import Message
 from wirelake.spark import session, table
 from wirelake.spark.decode import Capture, Options, Part, decode, messages, plan
@@ -37,9 +38,6 @@ PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[
 DIALECT = "tmq-1.01"
 BLOCK = 10_000
 OPTIONS = Options(dialect=DIALECT)
-
-WANTED = {"decode / UDF": (5.0, "at least"), "decode / Parquet": (0.5, "at least"),
-          "twice / once": (2.1, "at most")}  # fmt: skip
 
 
 def write_dump(path: Path, rows: int) -> None:
@@ -111,9 +109,10 @@ def seconds(work: Callable[[], DataFrame]) -> float:
     return time.perf_counter() - start
 
 
-def measure(rows: int, turns: int, share: int, folder: Path) -> dict[str, Any]:
-    """Rows a second of each, and the ratios that are wanted."""
+def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict[str, Any]:
+    """Rows a second of each."""
     dump, target = folder / "dump", str(folder / "table")
+    tell(f"writing {rows:,} rows")
     write_dump(dump, rows)
     spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
     try:
@@ -143,19 +142,36 @@ def measure(rows: int, turns: int, share: int, folder: Path) -> dict[str, Any]:
         rates = dict.fromkeys([*works, "table"], 0.0)
         for _ in range(turns):
             for name, (count, work) in works.items():
+                tell(name)
                 rates[name] = max(rates[name], count / seconds(work))
+            tell("table")
             start = time.perf_counter()
             decode(spark, [str(dump)], target, OPTIONS, overwrite=True)
             rates["table"] = max(rates["table"], rows / (time.perf_counter() - start))
     finally:
         spark.stop()
-    ratios = {
-        "decode / UDF": rates["decode"] / rates["UDF"],
-        "decode / Parquet": rates["decode"] / rates["Parquet"],
-        "twice / once": 2 * rates["decode"] / rates["twice"],
-    }
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    return {"rows": rows, "machine": machine, "rows_a_second": rates, "ratios": ratios}
+    return {"rows": rows, "machine": machine(), "rows_a_second": rates}
+
+
+def results(found: dict[str, Any]) -> list[Result]:
+    """The figures for the one table."""
+    rates, rows = found["rows_a_second"], found["rows"]
+    ours = rates["decode"]
+    taken = {OURS: 2 * rows / rates["twice"], HALF: rows / ours}
+    return [
+        Result("decode, beside a UDF", "rows/s", {OURS: ours, UDF: rates["UDF"]}),
+        Result("decode, beside Parquet", "rows/s", {OURS: ours, PARQUET: rates["Parquet"]}),
+        Result("decode, twice the rows", "s", taken, less_is_better=True),
+        Result("decode into a table", "rows/s", {OURS: rates["table"]}),
+    ]
+
+
+def section(tell: Tell, *, quick: bool) -> Outcome:
+    """For `python -m bench`."""
+    rows, turns = (100_000, 1) if quick else (4_000_000, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(rows, turns, 8, Path(folder), tell)
+    return Outcome(results(found), details=found)
 
 
 def main() -> None:
@@ -167,14 +183,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(arguments.rows, arguments.turns, arguments.share, Path(folder))
+        found = measure(arguments.rows, arguments.turns, arguments.share, Path(folder), print)
     print(f"{found['rows']:,} rows of {len(PAYLOAD)} bytes; {found['machine']}")
     for name, rate in found["rows_a_second"].items():
         print(f"{name:18} {rate / 1e6:8.3f} M rows/s")
-    for name, ratio in found["ratios"].items():
-        wanted, how = WANTED[name]
-        good = ratio >= wanted if how == "at least" else ratio <= wanted
-        print(f"{name:18} {ratio:8.2f}    {'✓' if good else '✗'} {how} {wanted}")
+    for result in results(found):
+        if wanted := goal("decode", result.name):
+            mark = "✓" if wanted.is_met(result) else "✗"
+            print(f"{result.name:24} {result.ratio(result.best):8.2f}    {mark} {wanted}")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,25 +1,29 @@
 """Servers that keep what they are told, and how to talk to each of them in bytes.
 
 For `bench.durable`: Wirelake, JetStream as it is and with an fsync for every message, and Redis
-with one before every answer. Frames are prepared beforehand as far as they can be. A *talker* is a
-connection that does the same steps again and again, and waits for the answer to each.
+with one before every answer; RabbitMQ is in `bench.rabbitmq`. Frames are prepared beforehand as far
+as they can be. A *talker* is a connection that does the same steps again and again, and waits for
+the answer to each.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.goals import WITHOUT_CAPTURE
 from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
 from wirelake.cli.contenders import Wirelake as Driver
 from wirelake.client.url import Place
@@ -98,15 +102,22 @@ class Keeper(ABC):
     """A server, and how to talk to it in bytes."""
 
     name: str
+    #: Seconds that it may take to start.
+    patience = PATIENCE
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
         self.port = free_port()
+        self.pid = 0  # while it runs
 
     @abstractmethod
     def command(self) -> list[str]:
         """How to start it."""
+
+    def environment(self) -> dict[str, str]:
+        """What it is told beside its arguments."""
+        return {}
 
     @abstractmethod
     def connect(self, number: int) -> socket.socket:
@@ -124,9 +135,9 @@ class Keeper(ABC):
     def queue(self, number: int) -> list[Say]:
         """Put, get, ack."""
 
-    @abstractmethod
     def update(self, number: int) -> list[Say]:
-        """Change a key."""
+        """Change a key; no steps where there are no keys."""
+        return []
 
     @abstractmethod
     def block(self) -> bytes:
@@ -144,9 +155,17 @@ class Keeper(ABC):
     def running(self) -> Iterator[None]:
         """The server, until the end of the block."""
         quiet = subprocess.DEVNULL
-        process = subprocess.Popen(self.command(), stdin=quiet, stdout=quiet, stderr=quiet)
+        process = subprocess.Popen(
+            self.command(),
+            env={**os.environ, **self.environment()},
+            stdin=quiet,
+            stdout=quiet,
+            stderr=quiet,
+            start_new_session=True,  # an interrupt is for us; we end it, and what it started
+        )
+        self.pid = process.pid
         try:
-            end = time.monotonic() + PATIENCE
+            end = time.monotonic() + self.patience
             while True:
                 try:
                     socket.create_connection((HOST, self.port)).close()
@@ -158,15 +177,32 @@ class Keeper(ABC):
             self.prepare()
             yield
         finally:
-            process.kill()  # its files are not needed any more
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its files are not needed any more
             process.wait()
+            self._wait_until_gone()
+
+    def _wait_until_gone(self) -> None:
+        """Wait for what the process has started, too, which is not ours to wait for."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                socket.create_connection((HOST, self.port)).close()
+            except ConnectionRefusedError:
+                return
+            except OSError:
+                pass
+            time.sleep(0.01)
 
     def ask(self, connection: socket.socket, frame: bytes) -> bytes:
         """Say one thing, and wait for the answer."""
         connection.sendall(frame)
         got = b""
         while not self.is_answered(got):
-            got += connection.recv(1 << 16)
+            more = connection.recv(1 << 16)
+            if not more:
+                raise EngineError(f"{self.name} hung up")
+            got += more
         return got
 
     def rate(self, steps: Callable[[int], list[Say]], clients: int, seconds: float) -> float:
@@ -179,8 +215,8 @@ class Keeper(ABC):
                 talkers.append(Talker(connection, steps(number), self.is_answered))
             return turns_a_second(talkers, seconds)
 
-    def captured(self, seconds: float) -> float:
-        """Messages a second from the first one sent to the last one kept."""
+    def captured(self, seconds: float) -> tuple[int, float]:
+        """Messages sent, and the seconds from the first one sent to the last one kept."""
         block = self.block()
         with closing(self.connect(MANY + 1)) as publisher:
             publisher.settimeout(PATIENCE)
@@ -190,7 +226,7 @@ class Keeper(ABC):
                 sent += BLOCK
                 self.slow_down(publisher, sent)
             self.wait_until_kept(publisher, sent)
-            return sent / (time.monotonic() - begun)
+            return sent, time.monotonic() - begun
 
     def slow_down(self, publisher: socket.socket, sent: int) -> None:  # noqa: B027 - most need not
         """Wait, where a server would drop what comes too fast."""
@@ -223,6 +259,16 @@ class Wirelake(Keeper):
     def driver(self) -> Driver:
         """How to talk to it."""
         return Driver(Place(DIALECT, HOST, self.port))
+
+    def log_bytes(self) -> int:
+        """What the log has in its files."""
+        return sum(path.stat().st_size for path in (self.folder / "log").glob("*.log"))
+
+    def cpu_seconds(self) -> float:
+        """The processor time that it has taken so far."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
     def is_answered(self, got: bytes) -> bool:
         """Whole frames, the last of which is OK."""
@@ -486,5 +532,5 @@ def _redis(*words: bytes) -> bytes:
 class Uncaptured(Wirelake):
     """Ours, without a log."""
 
-    name = "Wirelake, no capture"
+    name = WITHOUT_CAPTURE
     arguments = ("--no-capture",)

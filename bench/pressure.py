@@ -19,7 +19,7 @@ import resource
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +27,8 @@ from typing import Any
 
 from rich.console import Console
 
+from bench.results import OURS, Outcome, Tell
+from bench.results import Result as Row
 from wirelake.cli.bench import describe
 from wirelake.cli.contenders import HOST, Wirelake, encode, own_broker
 from wirelake.cli.load import Load, beside, end_by_signals, publish_rate, told
@@ -156,7 +158,7 @@ def slow(seconds: float) -> Result:
             alone, _ = _receive_rate("boson-text", seconds, pace=pace, slow_ones=False)
         beside_slow, stalled = _receive_rate("boson-text", seconds, pace=pace, slow_ones=True)
         # Rates differ from run to run on a busy machine; how long nothing came does not.
-        moving = 1 - stalled / seconds
+        moving = max(0.0, 1 - stalled / seconds)
         share = beside_slow / alone
         results[name] = {
             "alone_megabytes_a_second": alone / 1e6,
@@ -280,6 +282,45 @@ def _sit_idle(pipe: Connection, port: int, numbers: range) -> None:
     held = [drivers[k % len(drivers)].subscriber(f"idle/{k}") for k in numbers]
     pipe.send(float(len(held)))
     pipe.recv()
+
+
+def section(tell: Tell, *, quick: bool) -> Outcome:
+    """For `python -m bench`."""
+    size, seconds, connections = (8 << 20, 0.3, 40) if quick else (2 << 30, 30.0, 10_000)
+    tell("stream")
+    found: Result = {"stream": stream(size)}
+    tell("slow consumers")
+    found["slow"] = slow(seconds)
+    tell("idle connections")
+    found["idle"] = idle(connections, min(seconds, 2.0))
+    outcome = Outcome(list(results(found)), details=found)
+    streamed = found["stream"]
+    if streamed["received"] != streamed["bytes"]:
+        outcome.failures.append(f"stream: {streamed['received']} of {streamed['bytes']} bytes came")
+    return outcome
+
+
+def results(found: Result) -> Iterator[Row]:
+    """The figures for the one table."""
+    streamed, idling = found["stream"], found["idle"]
+    yield Row("stream, memory moved", "MiB", {OURS: streamed["moved_mib"]}, less_is_better=True)
+    for name, label in (("full_speed", "full speed"), ("paced", "paced")):
+        each = found["slow"][name]
+        rates = {
+            OURS: each["beside_slow_megabytes_a_second"] * 1e6,
+            "without them": each["alone_megabytes_a_second"] * 1e6,
+        }
+        yield Row(f"slow ones beside, {label}, rate kept", "bytes/s", rates)
+        if name == "full_speed":  # a pace has pauses of its own
+            moving = {OURS: each["share_of_time_moving"]}
+            yield Row(f"slow ones beside, {label}, time moving", "share", moving)
+    kept = {OURS: idling["kib_each"]}
+    yield Row("idle connections, memory", "KiB each", kept, less_is_better=True)
+    rates = {
+        OURS: idling["beside_idle_messages_a_second"],
+        "without them": idling["alone_messages_a_second"],
+    }
+    yield Row("idle connections, rate of others", "messages/s", rates)
 
 
 def main() -> None:

@@ -6,13 +6,12 @@ encode, as a broker delivers) to the seven other dialects; and beside them one m
 
 The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
 `--plain` runs the same on the uncompiled kernels in build/plain, `--all-pairs` shows every
-translation, `--write-docs` puts the table into docs/benchmarks.md.
+translation.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import os
@@ -33,6 +32,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.goals import goal
+from bench.results import OURS, Outcome, Result, Tell
 from wirelake.message import Message
 from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
 from wirelake.wire.arrow import to_arrow
@@ -42,10 +43,8 @@ BLOCK = 256 << 10
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
 WITHOUT_IDS = ("boson-text",)
 ALWAYS_IDS = ("mfp-1",)
-
-#: Million frames a second that are wanted.
-WANTED = {"scan": 10.0, "arrow": 3.0, "slowest": 2.0}
-WANTED_CBOR_SCAN = 3.0
+WITH_CBOR = ("kobold-2", "kobold-3")
+PLAIN = ROOT / "build" / "plain"
 
 TURN = 0.004  # seconds that one turn of one measurement takes, at least
 
@@ -124,6 +123,16 @@ class Case:
         return {name: named[name] for name in DIALECTS if name in named}
 
 
+def cases_of(dialects: list[str]) -> list[Case]:
+    """Every dialect, with and without ids where it can do both."""
+    return [
+        Case(dialect, ids)
+        for dialect in dialects
+        for ids in (False, True)
+        if not (ids and dialect in WITHOUT_IDS) and not (not ids and dialect in ALWAYS_IDS)
+    ]
+
+
 def measure(cases: list[Case], seconds: float, console: Console) -> None:
     """Time everything in turns, `seconds` for each measurement in all."""
     turns: list[tuple[Case, str, Callable[[], object], int]] = []
@@ -150,15 +159,14 @@ def _time(call: Callable[[], object], repeats: int) -> float:
 
 def measure_plain(dialects: list[str], seconds: float) -> dict[str, dict[str, float]]:
     """The same in a process that runs the uncompiled kernels; rates by case."""
-    plain = ROOT / "build" / "plain"
-    if not plain.is_dir():
+    if not PLAIN.is_dir():
         sys.exit("there is no plain build: make build/plain/.done")
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "bench.wire", "--json", file.name]
         command += ["--seconds", str(seconds)]
         for dialect in dialects:
             command += ["--dialect", dialect]
-        environment = {**os.environ, "PYTHONPATH": str(plain)}
+        environment = {**os.environ, "PYTHONPATH": str(PLAIN)}
         subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
         results = json.loads(Path(file.name).read_bytes())
     if results["compiled"]:
@@ -180,13 +188,6 @@ def machine() -> str:
     )
 
 
-def wanted(case: Case, name: str) -> float:
-    """Million frames a second wanted of a measurement; 0 where nothing is."""
-    if name == "scan" and case.dialect in ("kobold-2", "kobold-3"):
-        return WANTED_CBOR_SCAN
-    return WANTED.get(name, 0.0)
-
-
 COLUMNS = {
     "scan": "scan",
     "arrow": "scan to Arrow",
@@ -197,36 +198,38 @@ COLUMNS = {
 }
 
 
-def rows(cases: list[Case], plain: dict[str, dict[str, float]]) -> Iterator[list[str]]:
-    """The table's cells, as text: million frames a second, and beside them the plain build's."""
-    for case in cases:
-        cells = [case.name, f"{len(case.block) / case.frames:.0f}"]
-        for name in COLUMNS:
-            rate = case.rates[name] / 1e6
-            text = f"{rate:.1f}"
-            if COMPILED and (goal := wanted(case, name)):
-                text += " ✓" if rate >= goal else f" ✗ {goal:.0f}"
-            if name == "memcpy":
-                text += f" ({rate * len(case.block) / case.frames / 1e3:.1f} GB/s)"
-            elif case.name in plain:
-                text += f" ({plain[case.name][name] / 1e6:.3f})"
-            cells.append(text)
-        slowest = min(case.translations().items(), key=lambda item: item[1])[0]
-        cells.append(slowest)
-        cells.append(f"{case.rates['memcpy'] / case.rates['scan']:.1f}")
-        yield cells
-
-
 HEADINGS = ["dialect", "bytes a frame", *COLUMNS.values(), "slowest target", "scan, in memcpys"]
 LEGEND = "million frames a second, one core (plain kernels in brackets); ✓ as wanted, ✗ below"
 
 
-def show(console: Console, cases: list[Case], plain: dict[str, dict[str, float]]) -> None:
+def rows(found: dict[str, Any]) -> Iterator[list[str]]:
+    """The table's cells, as text: million frames a second, and beside them the plain build's."""
+    for case in found["cases"]:
+        rates, plain = case["rates"], case["plain"]
+        size = case["bytes"] / case["frames"]
+        cells = [case["name"], f"{size:.0f}"]
+        for name, column in COLUMNS.items():
+            rate = rates[name]
+            text = f"{rate / 1e6:.1f}"
+            if found["compiled"] and (wanted := goal("wire", f"{column}, {case['name']}")):
+                text += " ✓" if rate >= wanted.value else f" ✗ {wanted.value / 1e6:.0f}"
+            if name == "memcpy":
+                text += f" ({rate * size / 1e9:.1f} GB/s)"
+            elif plain:
+                text += f" ({plain[name] / 1e6:.3f})"
+            cells.append(text)
+        others = {name: rate for name, rate in rates.items() if name.startswith("to ")}
+        cells.append(min(others, key=others.__getitem__).removeprefix("to "))
+        cells.append(f"{rates['memcpy'] / rates['scan']:.1f}")
+        yield cells
+
+
+def show(console: Console, found: dict[str, Any]) -> None:
     """The one table."""
     table = Table(title=LEGEND, caption=machine(), title_justify="left", caption_justify="left")
     for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading == "dialect" else "right")
-    for cells in rows(cases, plain):
+    for cells in rows(found):
         table.add_row(*cells)
     console.print(table)
 
@@ -241,17 +244,37 @@ def show_pairs(console: Console, cases: list[Case]) -> None:
     console.print(table)
 
 
-def as_markdown(cases: list[Case], plain: dict[str, dict[str, float]]) -> str:
-    """The page docs/benchmarks.md."""
-    today = datetime.datetime.now(datetime.UTC).date()
-    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" + "|---:" * (len(HEADINGS) - 1) + "|"]
-    lines += ["| " + " | ".join(cells) + " |" for cells in rows(cases, plain)]
-    return (
-        "# Benchmarks\n\nWritten by `python -m bench.wire --plain --write-docs`; "
-        f"`bench/wire.py` says what is measured.\n\n{LEGEND[0].upper()}{LEGEND[1:]}.\n\n"
-        + "\n".join(lines)
-        + f"\n\n{machine()}; {today}.\n"
-    )
+def results(found: dict[str, Any]) -> Iterator[Result]:
+    """For the one table: of all dialects the slowest, and of those with CBOR, too."""
+    cbor: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for case in found["cases"]:
+        (cbor if case["dialect"] in WITH_CBOR else others).append(case)
+    for name in ("scan", "arrow", "encode", "slowest"):
+        for among in (others, cbor):
+            if among:
+                case = min(among, key=lambda one: one["rates"][name])
+                rates = {OURS: case["rates"][name], "memcpy": case["rates"]["memcpy"]}
+                yield Result(f"{COLUMNS[name]}, {case['name']}", "frames/s", rates)
+
+
+def section(tell: Tell, *, quick: bool) -> Outcome:
+    """For `python -m bench`."""
+    outcome = Outcome()
+    dialects = ["boson-text", "kobold-3"] if quick else list(DIALECTS)
+    seconds = 0.01 if quick else 0.3
+    cases = cases_of(dialects)
+    tell("compiled kernels")
+    measure(cases, seconds, Console(stderr=True))
+    plain: dict[str, dict[str, float]] = {}
+    if PLAIN.is_dir():
+        tell("plain kernels")
+        plain = measure_plain(dialects, seconds / 10)
+    else:
+        outcome.notes.append("plain kernels are not built, and left out (make build/plain/.done)")
+    outcome.details = as_json(cases, plain)
+    outcome.results = list(results(outcome.details))
+    return outcome
 
 
 def as_json(cases: list[Case], plain: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -282,27 +305,19 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="beside the plain build")
     parser.add_argument("--all-pairs", action="store_true", help="show every translation")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rates")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 200)
     dialects = options.dialect or list(DIALECTS)
-    cases = [
-        Case(dialect, ids)
-        for dialect in dialects
-        for ids in (False, True)
-        if not (ids and dialect in WITHOUT_IDS) and not (not ids and dialect in ALWAYS_IDS)
-    ]
+    cases = cases_of(dialects)
     measure(cases, options.seconds, console)
     plain = measure_plain(dialects, options.seconds / 10) if options.plain else {}
-    show(console, cases, plain)
+    found = as_json(cases, plain)
+    show(console, found)
     if options.all_pairs:
         show_pairs(console, cases)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(as_json(cases, plain), indent=1), encoding="utf-8")
-    if options.write_docs:
-        page = as_markdown(cases, plain)
-        (ROOT / "docs" / "benchmarks.md").write_text(page, encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

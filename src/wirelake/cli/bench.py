@@ -138,7 +138,7 @@ def bench(
             else:
                 places = _places(url, dialect, token)
             peers: list[Driver] = []
-            for note in _start_peers(stack, peers, places[0], alone=alone):
+            for note in start_peers(stack, peers, places[0], alone=alone):
                 people.print(note)
             tasks = list(plan([Wirelake(place) for place in places], peers, payload))
             results = measure(tasks, rounds, seconds)
@@ -178,7 +178,7 @@ def _places(url: str, dialects: list[str] | None, token: str) -> list[Place]:
     return places
 
 
-def _start_peers(
+def start_peers(
     stack: ExitStack, peers: list[Driver], place: Place, *, alone: bool
 ) -> Iterator[str]:
     """Start the other servers that are here, and say which are not."""

@@ -1,0 +1,106 @@
+"""What is wanted of each measurement: the only place that says so.
+
+A goal is for the results of a section whose names match its pattern; the first that matches counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from bench.results import PEERS, Result
+
+#: Stands for the best peer of equal durability.
+BEST = "best peer"
+
+#: Contenders that are no servers.
+HALF, MEMORY, UDF, PARQUET = "half the rows", "memory", "plain UDF", "Parquet scan"
+WITHOUT_CAPTURE = "no capture"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """At least, or at most, so much: of a contender's figure, or where none is named, as it is."""
+
+    section: str
+    names: str
+    value: float
+    against: str = ""
+    at_most: bool = False
+    #: What is compared with what, for the page.
+    text: str = ""
+
+    def __str__(self) -> str:
+        figure = f"{self.value:,.10g}".replace(",", " ")
+        whose = PEERS.get(self.against, self.against)
+        times = f" × {whose}" if whose else ""  # noqa: RUF001 - times it is
+        return f"{'≤' if self.at_most else '≥'} {figure}{times}"
+
+    def is_met(self, result: Result) -> bool | None:
+        """Is it? None where one of the two is not there."""
+        if self.against:
+            figure = result.ratio(result.best if self.against == BEST else self.against)
+        else:
+            figure = result.ours
+        if figure is None:
+            return None
+        return figure <= self.value if self.at_most else figure >= self.value
+
+
+NATS = "nats-server"
+
+GOALS = (
+    Goal("pubsub", "1 → 1, * → *", 0.5, NATS,
+         text="messages translated from one dialect to another, beside nats-server's own"),
+    Goal("pubsub", "1 → 1, *", 2, NATS, text="one publisher, one subscriber, of one dialect"),
+    Goal("pubsub", "1 → 4, *", 2, NATS, text="one publisher, four subscribers, of one dialect"),
+    Goal("pubsub", "1000 topics, *", 1, NATS, text="a thousand topics in random order"),
+    Goal("latency", "p50, *", 2, NATS, at_most=True, text="the median round trip of a request"),
+    Goal("latency", "p99, *", 3, NATS, at_most=True, text="the 99th percentile of round trips"),
+    Goal("durable", "store updates, 64 clients", 20_000,
+         text="durable updates of a key a second, from 64 clients"),
+    Goal("durable", "acked publishes, *", 1, BEST,
+         text="publishes that are answered when they are on the disk"),
+    Goal("durable", "queue put-get-ack, *", 1, BEST,
+         text="put, get and ack of a queue message"),
+    Goal("durable", "captured publishes", 1, BEST,
+         text="publishes without an answer, until all are on the disk"),
+    Goal("durable", "captured bytes", 0.5, "the disk",
+         text="bytes that the log writes to its files, beside plain sequential writes"),
+    Goal("durable", "paced publisher, share of its pace", 0.7, WITHOUT_CAPTURE,
+         text="below the disk's rate, capture costs a publisher at most 30 %"),
+    Goal("pressure", "stream, memory moved", 64, at_most=True,
+         text="MiB by which the broker grows while 2 GiB go to a slow reader"),
+    Goal("pressure", "slow ones beside, *, rate kept", 0.9, "without them",
+         text="what subscribers get beside one that stopped reading and one that reads at 1 %"),
+    Goal("pressure", "slow ones beside, *, time moving", 0.9,
+         text="the share of the time in which subscribers were not kept waiting"),
+    Goal("pressure", "idle connections, memory", 20, at_most=True,
+         text="KiB resident for each connection that says nothing"),
+    Goal("pressure", "idle connections, rate of others", 0.95, "without them",
+         text="no loss of rate, but for the few per cent by which two runs differ anyway"),
+    Goal("http", "stored batches", 2e6, text="rows a second of the log, as it is stored"),
+    Goal("wire", "scan, kobold-[23]*", 3e6, text="frames a second that need CBOR, one core"),
+    Goal("wire", "scan, *", 10e6, text="frames a second, one core"),
+    Goal("wire", "scan to Arrow, *", 3e6, text="frames a second to the log's columns"),
+    Goal("wire", "translation, slowest, *", 2e6,
+         text="frames a second scanned and written in the slowest other dialect"),
+    Goal("spark", "count", 0.8, MEMORY, text="reading the log, beside ready-made Arrow batches"),
+    Goal("spark", "land", 0.7, MEMORY, text="landing the log, beside landing such batches"),
+    Goal("spark", "*, twice the rows", 2.1, HALF, at_most=True,
+         text="the time for twice the rows"),
+    Goal("decode", "decode, beside a UDF", 5, UDF,
+         text="decoding a capture, beside a UDF in plain Python that does the same"),
+    Goal("decode", "decode, beside Parquet", 0.5, PARQUET,
+         text="decoding a capture, beside Spark's own scan of the same rows"),
+    Goal("decode", "*, twice the rows", 2.1, HALF, at_most=True,
+         text="the time for twice the rows"),
+)  # fmt: skip
+
+
+def goal(section: str, name: str) -> Goal | None:
+    """What is wanted of a result, if anything."""
+    for each in GOALS:
+        if each.section == section and fnmatchcase(name, each.names):
+            return each
+    return None
