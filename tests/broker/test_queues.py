@@ -54,6 +54,18 @@ def test_a_client_of_any_dialect_takes_part_with_its_own_publish_and_subscribe(
     assert len(desk.node.queues.get("jobs")) == (3 if consumer in ACKING else 0)
 
 
+@pytest.mark.parametrize("kind", [0, 1], ids=["text", "raw data"])
+def test_a_queue_keeps_the_type_and_the_uid_of_an_mfp_message(desk: Desk, kind: int) -> None:
+    # spec: mfp 6
+    producer = desk.client("mfp-1", "producer")
+    producer.send(Message(op="topic", address="jobs"))
+    frame = b"\x02" + bytes(range(16)) + b"\0\0\0\x04" + bytes([kind, 1]) + b"hi"
+    producer.say(frame)
+    consumer = desk.client("mfp-1", "consumer", "sub")
+    consumer.send(Message(op="subscribe", address="jobs"))
+    assert frame in bytes(consumer.received)
+
+
 @pytest.mark.parametrize("dialect", ACKING)
 def test_a_message_is_gone_when_it_is_acked_and_comes_again_when_it_is_nacked(
     desk: Desk, dialect: str

@@ -6,7 +6,9 @@ import cbor2
 import pytest
 
 from tests.broker.desk import Client, Desk, ops
+from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
+from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message
 from wirelake.wire import DIALECTS
 
@@ -85,6 +87,19 @@ def test_frames_go_to_their_own_dialect_byte_for_byte(desk: Desk, dialect: str) 
         publisher.send(Message(op="topic", address="t"))
     publisher.say(frames)
     assert bytes(subscriber.received) == frames
+
+
+def test_an_address_that_topic_has_set_is_told_to_subscribers(desk: Desk) -> None:
+    # decision 8, decision 13
+    subscriber = desk.client("boson-text")
+    subscriber.subscribe("#")
+    publisher = desk.client("boson-text")
+    publisher.say(b"1|0||a4|0|$topic|news1|0||b1|0|t|c")
+    publisher.say(b"1|m||d1|0||e0|0|$topic|1|0||f3|0|$topic|a/+1|0||g")
+    assert bytes(subscriber.received) == b"1|0||a1|0|news|b1|0|t|c2|0|news|de1|0||f"
+    publisher.say(b"1|0||h")
+    assert bytes(subscriber.received).endswith(b"1|0||f1|0||h")
+    assert ops(publisher.take()) == ["ok", "ok", "error", "error"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -429,6 +444,26 @@ def test_a_node_tells_its_state(desk: Desk, dialect: str) -> None:
     assert state
     client.send(Message(op="ping"))
     assert ops(client.take()) == ["pong"]
+
+
+def test_damage_is_told_to_operators() -> None:
+    """decision 52"""
+    engine = MemoryEngine()
+    engine.damage = ["broker.db was damaged: 3 rows were lost"]
+    node = Node(engine)
+    (event,) = node.events
+    assert (event["event"], event["text"]) == ("damage", engine.damage[0])
+    assert node.counters["events.damage"] == 1
+
+
+def test_what_has_happened_is_told_to_operators_only(desk: Desk) -> None:  # decision 43
+    desk.node.event("slow_consumer", "alice", "disconnected")
+    client = desk.client("kobold-1")
+    for admin in (True, False):
+        desk.node.rights_of_strangers.admin = admin
+        client.send(Message(op="info", address="$node", correlation_id="t"))
+        (answer,) = client.take()
+        assert (b"alice" in answer.payload) is admin
 
 
 def test_boson_text_answers_its_control_topics(desk: Desk) -> None:  # spec: boson-text 6

@@ -329,6 +329,7 @@ def test_the_view_shows_connections_rates_and_queues(
         terminal.wait(r" jobs +1 +0$")
         kobold.publish_many([("a", b"b")] * 5000)
         terminal.wait(r" in +[1-9][0-9,]* msg/s  [▁▂▃▄▅▆▇█]+")
+        terminal.wait(r" wire +[1-9][0-9.]* \w+/s  [▁▂▃▄▅▆▇█]+")
         terminal.wait(r" log +5,001 rows ")
     with socket.create_connection(("127.0.0.1", port)) as hostile:
         hostile.sendall(b"\x1b[2J!")

@@ -116,6 +116,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 async def test_damage_is_told_and_the_rest_is_kept(
     tmp_path: Path, images: dict[str, Image], end: str, pattern: str, damage: str
 ) -> None:
+    # decision 52
     whole = images[end].contents
     data = tmp_path / "data"
     shutil.copytree(images[end].folder, data)

@@ -133,6 +133,7 @@ async def test_a_broker_that_stands_still_for_long_loses_nothing(tmp_path: Path)
 
 
 def test_an_ack_that_was_sent_while_the_broker_stood_still_is_in_time() -> None:
+    # decision 54
     desk = Desk()
     desk.pass_time(1)
     client = desk.client("kobold-3")

@@ -80,6 +80,7 @@ async def test_what_is_written_in_one_turn_is_one_commit(folder: Path) -> None:
 
 
 async def test_a_turn_is_durable_all_or_not_at_all(folder: Path) -> None:
+    # decision 49
     copy = folder.with_name("copy")
     with opened(folder) as engine:
         for queue in ("jobs", "dead"):
@@ -149,6 +150,7 @@ async def test_rows_of_the_log_alone_leave_the_database_alone(folder: Path) -> N
 
 
 async def test_what_nobody_waits_for_is_written_all_the_same(folder: Path) -> None:
+    # decision 50
     with opened(folder, capture=True) as engine:
         engine.append(log_row(), None, 1, b"")
         while engine.backlog:
@@ -285,6 +287,7 @@ async def test_what_is_dropped_is_found_by_its_key(folder: Path) -> None:
 
 
 async def test_a_sequence_is_not_given_out_again_after_a_crash(folder: Path) -> None:
+    # decision 51
     with opened(folder) as engine:
         engine.declare(QueueSettings("jobs"))
         for sequence in range(1, 6000):
@@ -383,6 +386,7 @@ async def test_a_log_of_another_shape_is_refused_and_the_database_let_go(folder:
 
 
 def test_a_database_of_a_later_version_is_refused_and_left_alone(folder: Path) -> None:
+    # decision 53
     with opened(folder):
         pass
     db = sqlite3.connect(folder / "broker.db")

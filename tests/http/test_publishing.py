@@ -213,6 +213,7 @@ def test_no_rows_are_no_problem(house: House) -> None:
 
 
 def test_a_batch_that_is_sent_again_is_not_published_again(tmp_path: Path) -> None:
+    # decision 55
     body = arrow(rows(("house/a", b"1"), ("house/b", b"2")))
     with House(tmp_path) as house:
         house.put("/v1/queues/house/b")
@@ -361,6 +362,7 @@ def test_events_of_nothing_are_refused(house: House, query: str) -> None:
 
 
 def test_a_queue_is_not_consumed_by_looking(house: House) -> None:
+    # decision 56
     house.put("/v1/queues/jobs")
     house.post("/v1/publish/jobs", b"x")
     assert house.get("/v1/events?filter=jobs").status == 409

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from wirelake.broker.route import clear_flag
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Flag, Message
+
+if TYPE_CHECKING:
+    from array import array
+
+    from wirelake.wire import FrameTable
 
 
 class BosonTextSession(Session):
@@ -12,6 +20,19 @@ class BosonTextSession(Session):
 
     takes_direct = False
     acknowledges = False
+    default = ""  # the address that `$topic` has set
+
+    def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
+        """Hand a run of publishes on, all with their address: subscribers know no `$topic`."""
+        if self.default:
+            clear_flag(table, start, end, Flag.IMPLIED)
+        super().publish(table, start, end, now)
+
+    def forwards_as_is(
+        self, table: FrameTable, start: int, end: int, rows: array[int] | None
+    ) -> bool:
+        """Not if frames may lack the address that they go to."""
+        return not self.default
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
@@ -24,7 +45,9 @@ class BosonTextSession(Session):
             case "unsubscribe":
                 self.node.unsubscribe(self, message.address, now)
             case "topic":
-                self.node.check_publish(self, message.address)
+                if message.address:  # an empty one sets it back (decision 13)
+                    self.node.check_publish(self, message.address)
+                self.default = message.address
             case "auth":
                 self.node.authenticate(self, message.headers.get("$token", ""))
             case "ping":
@@ -56,6 +79,7 @@ class BosonTextSession(Session):
     def refuse(self, message: Message, error: RefusedError) -> None:
         """`$fail/<id>` for a request, `$error` for everything else."""
         if message.op == "topic":
+            self.default = ""
             self.scanner.set_topic(b"")  # type: ignore[attr-defined]  # boson-text's has it
         correlation = message.correlation_id if message.op == "request" else ""
         self.send(

@@ -117,6 +117,8 @@ class Node:
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
         self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
         self._latest = max((one.last_time for one in engine.positions()), default=0)
+        for text in engine.damage:  # it was logged when it was found
+            self._remember("damage", "the disk", text)
         self._swept = 0.0
         self._topics: FilterIndex[Session] = FilterIndex()
         self._audiences: list[Audience] = []
@@ -193,18 +195,17 @@ class Node:
 
     def event(self, kind: str, who: str, text: str) -> None:
         """Something that operators should know of: in the log, the state, and at `$events`."""
-        self.counters[f"events.{kind}"] += 1
         log.warning("%s: %s: %s", kind.replace("_", " "), who, text)
-        event: dict[str, object] = {
-            "time": self._latest,
-            "event": kind,
-            "who": who,
-            "text": text,
-        }
-        self.events.append(event)
+        event = self._remember(kind, who, text)
         told = Message(address=EVENTS, payload=json.dumps(event).encode())
         for session in self._topics.match(EVENTS):
             session.send(told)
+
+    def _remember(self, kind: str, who: str, text: str) -> dict[str, object]:
+        self.counters[f"events.{kind}"] += 1
+        event: dict[str, object] = {"time": self._latest, "event": kind, "who": who, "text": text}
+        self.events.append(event)
+        return event
 
     def slow_consumer(self, session: Session, buffered: int) -> None:
         """Disconnect a subscriber that others have waited for too long."""

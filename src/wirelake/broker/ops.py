@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from wirelake.address import has_wildcard
 from wirelake.broker.session import Session
 from wirelake.broker.store import change
-from wirelake.errors import RefusedError
+from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message
 from wirelake.wire.kobold import KoboldScanner
 
@@ -172,6 +172,8 @@ class OpSession(Session):
         state: object
         if message.address == "$node":
             state = self.node.state()
+            if not self.rights.admin:
+                del state["events"]  # they tell who is there (decision 43)
         elif message.address == "$queues":
             state = self.node.queue_states(self, now)
         else:
@@ -201,6 +203,10 @@ class KoboldSession(OpSession):
         if self.scanner.undecided:
             self.node.unsettled.setdefault(self, now + SETTLE_AFTER)
         return used
+
+    def answer_fault(self, error: ProtocolError) -> None:
+        """ERR, as for anything else that cannot be done; its scanner makes no answers."""
+        self.refuse(Message(), RefusedError("bad_request", error.reason))
 
     def settle(self) -> None:
         """Nothing has followed an undecided first frame: take it as it stands."""

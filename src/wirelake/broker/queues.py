@@ -150,7 +150,7 @@ class Queue:
                 address=self.settings.name,  # a dead letter had another one
                 id=message.id or f"q{sequence}",
                 source=(producer.client_id if producer else "") or message.source,
-                flags=NO_FLAGS,
+                flags=message.flags & Flag.TEXT,  # mfp's type survives (spec: mfp 6)
                 timestamp=self._node.timestamp(now),
             ),
             0,
@@ -340,7 +340,8 @@ class Queue:
             first = Flag.FIRST if stored.attempts == 1 and position == 0 else NO_FLAGS
             # Producers may give the same id twice; a consumer must be able to tell them apart.
             identity = f"q{stored.sequence}" if message.id in taker.held else message.id
-            delivery = replace(message, op="deliver", id=identity, flags=first, headers=headers)
+            flags = first | message.flags if message.flags else first
+            delivery = replace(message, op="deliver", id=identity, flags=flags, headers=headers)
             if not taker.session.send(delivery):
                 self._node.count_dropped("undeliverable")
                 continue

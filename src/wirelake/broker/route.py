@@ -45,6 +45,15 @@ def plain_run(table: FrameTable, start: cython.Py_ssize_t) -> int:
     return int(row)
 
 
+def clear_flag(
+    table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t, flag: cython.int
+) -> None:
+    """Take a flag from rows."""
+    row: cython.Py_ssize_t
+    for row in range(start, end):
+        table.flags[row] &= ~flag
+
+
 def wants_ack(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> bool:
     """Has any row in [start, end) a sender that wants to be told?"""
     row: cython.Py_ssize_t

@@ -103,8 +103,7 @@ class Session(ABC):
                     break
         except ProtocolError as error:
             self.node.protocol_error(self, error)
-            if error.answer:
-                self.link.write(error.answer)
+            self.answer_fault(error)
             self.close("protocol error")
         finally:
             table.release()
@@ -112,16 +111,25 @@ class Session(ABC):
         self.node.capture.hold_back(self)
         return at
 
+    def answer_fault(self, error: ProtocolError) -> None:
+        """Tell the client, where the dialect can, how it broke the grammar."""
+        if error.answer:
+            self.link.write(error.answer)
+
     def _walk(self, table: FrameTable, now: float) -> None:
         row = 0
         while row < table.count and not self.closed:
             end = plain_run(table, row)
             if end > row and self.accepts_publishes():
-                self.node.publish(self, table, row, end, now)
+                self.publish(table, row, end, now)
                 row = end
             else:
                 self.control(table.message(row), now)
                 row += 1
+
+    def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
+        """Hand a run of plain publishes to the node."""
+        self.node.publish(self, table, start, end, now)
 
     def pairs_with(self, other: Session) -> bool:
         """May both have the same client id at the same time?"""

@@ -59,6 +59,7 @@ class Figures:
     clients: dict[str, int]
     received: int
     delivered: int
+    carried: int  # bytes, in and out
     committed: int  # bytes
     queues: dict[str, tuple[int, int]]  # messages that are ready, and those held by consumers
     log_bytes: int
@@ -97,6 +98,7 @@ class Figures:
             clients=by("clients", "dialect"),
             received=total("received_total"),
             delivered=total("delivered_total"),
+            carried=total("bytes_in_total") + total("bytes_out_total"),
             committed=total("commit_bytes_total"),
             queues={name: (n, held[name]) for name, n in by("queue_ready", "queue").items()},
             log_bytes=total("log_bytes"),
@@ -267,9 +269,9 @@ class Board:
         for name, label in (("received", "in"), ("delivered", "out")):
             rates = self.rates(name)
             lines.append(_rate(label, f"{_recent(rates):,.0f} msg/s", _curve(rates, room)))
-        rates = self.rates("committed")
-        lines.append(_rate("disk", f"{decimal(int(_recent(rates)))}/s", _curve(rates, room)))
-        lines.append(Text())
+        for name, label in (("carried", "wire"), ("committed", "disk")):
+            rates = self.rates(name)
+            lines.append(_rate(label, f"{decimal(int(_recent(rates)))}/s", _curve(rates, room)))
         lines.append(_rate("log", f"{now.log_rows:,} rows", decimal(now.log_bytes)))
         if now.lag is not None:
             lines.append(_rate("landed", f"{now.landed:,} rows", ""))

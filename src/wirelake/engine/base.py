@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,6 +103,8 @@ class Engine(ABC):
     partitions: int = 0
     #: Why nothing can be written now, or nothing.
     trouble: str = ""
+    #: What was found damaged when it was opened, and what became of it.
+    damage: Sequence[str] = ()
 
     # The data store
 
