@@ -1,5 +1,7 @@
 """What is an address, what is a filter, and which of them match."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,13 @@ def test_these_are_not_filters(filter: str) -> None:
 )
 def test_these_are_both(address: str) -> None:
     assert check_address(address) == check_filter(address) == address
+
+
+@given(st.characters(exclude_categories=["Cs"]))
+def test_only_control_characters_are_kept_out(character: str) -> None:
+    address = f"a{character}b".replace("+", "").replace("#", "")
+    if unicodedata.category(character) == "Cc":
+        with pytest.raises(RefusedError, match="control"):
+            check_address(address)
+    else:
+        assert check_address(address) == address

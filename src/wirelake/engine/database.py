@@ -17,9 +17,9 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from zlib import crc32
 
 import msgspec
+from zlib_ng.zlib_ng import crc32
 
 from wirelake.engine.base import Entry, QueueSettings, Stored
 from wirelake.errors import EngineError

@@ -21,12 +21,13 @@ from __future__ import annotations
 import os
 import re
 import struct
-import zlib
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from zlib_ng.zlib_ng import crc32
 
 from wirelake.engine.batch import BATCH_ROWS, MAX_PARTITIONS, Batch
 from wirelake.errors import EngineError
@@ -245,7 +246,7 @@ class Segment:
             parts += [column.tobytes() for column in entries.columns()]
         data = b"".join(parts)
         with Draft(self.index_path) as draft:
-            draft.write([data, _SUM.pack(zlib.crc32(data))])
+            draft.write([data, _SUM.pack(crc32(data))])
         self.indexed = True
 
     def read_index(self) -> bool:
@@ -259,7 +260,7 @@ class Segment:
         body, (checksum,) = memoryview(data)[: -_SUM.size], _SUM.unpack(data[-_SUM.size :])
         magic, partitions, size = _INDEX.unpack_from(body)
         known = magic == _INDEX_MAGIC and partitions == len(self.starts)
-        if not known or zlib.crc32(body) != checksum or size != self.path.stat().st_size:
+        if not known or crc32(body) != checksum or size != self.path.stat().st_size:
             return False
         numbers = array("q", body[_INDEX.size :].tobytes())
         self.starts = list(numbers[:partitions])
@@ -320,7 +321,7 @@ def head(identity: Identity, starts: Sequence[int]) -> bytes:
     """The bytes at the beginning of a segment."""
     data = _HEAD.pack(_HEAD_MAGIC, VERSION, identity.partitions, identity.mark)
     data += array("q", starts).tobytes()
-    return data + bytes(4) + _SUM.pack(zlib.crc32(data))
+    return data + bytes(4) + _SUM.pack(crc32(data))
 
 
 def head_size(partitions: int) -> int:
@@ -340,7 +341,7 @@ def read_head(reader: Reader) -> tuple[Identity, list[int]] | None:
     size = _HEAD.size + 8 * partitions
     if len(data) < head_size(partitions) or any(data[size:-4]):
         return None
-    if _SUM.unpack(data[-4:]) != (zlib.crc32(data[:size]),):
+    if _SUM.unpack(data[-4:]) != (crc32(data[:size]),):
         return None
     if version > VERSION:
         raise EngineError(f"{reader.path} was written by a newer version of Wirelake")
@@ -350,9 +351,9 @@ def read_head(reader: Reader) -> tuple[Identity, list[int]] | None:
 def record(batch: Batch, identity: Identity) -> tuple[Header, list[Piece]]:
     """A batch as it is written to a segment."""
     names = _names(batch.addresses)
-    checksum = zlib.crc32(names)
+    checksum = crc32(names)
     for piece in batch.pieces:
-        checksum = zlib.crc32(piece, checksum)
+        checksum = crc32(piece, checksum)
     fields = (
         batch.partition,
         batch.count,
@@ -364,7 +365,7 @@ def record(batch: Batch, identity: Identity) -> tuple[Header, list[Piece]]:
         checksum,
     )
     data = _RECORD.pack(_RECORD_MAGIC, *identity, *fields, 0)[:_HEADER_SUM_AT]
-    data += _SUM.pack(zlib.crc32(data))
+    data += _SUM.pack(crc32(data))
     return Header(identity, *fields), [data + names, *batch.pieces]
 
 
@@ -373,7 +374,7 @@ def parse_header(data: memoryview) -> Header | None:
     if len(data) < RECORD_HEADER or data[:4] != _RECORD_MAGIC:
         return None
     _, partitions, mark, partition, *fields, checksum = _RECORD.unpack(data[:RECORD_HEADER])
-    if zlib.crc32(data[:_HEADER_SUM_AT]) != checksum or partition >= partitions:
+    if crc32(data[:_HEADER_SUM_AT]) != checksum or partition >= partitions:
         return None
     return Header(Identity(partitions, mark), partition, *fields)
 
@@ -429,7 +430,7 @@ def scan(
 
 def is_whole(data: memoryview, header: Header) -> bool:
     """Is a record as it was written?"""
-    return len(data) == header.size and zlib.crc32(data[RECORD_HEADER:]) == header.checksum
+    return len(data) == header.size and crc32(data[RECORD_HEADER:]) == header.checksum
 
 
 def find_identity(reader: Reader) -> Identity | None:

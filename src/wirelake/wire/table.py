@@ -35,6 +35,8 @@ SECRET = 1 << 13
 
 _ACK = cython.declare(cython.int, Op.ACK)
 _UNREAD = cython.declare(cython.int, UNREAD)
+#: Every combination of them, since making one takes longer than reading the rest of a message.
+_FLAGS = [Flag(bits) for bits in range(sum(Flag) + 1)]
 _PUBLIC_FLAGS = sum(Flag)
 
 _COLUMNS = (
@@ -238,7 +240,7 @@ class FrameTable:
             priority=self.priority[row],
             ttl=self.ttl[row],
             headers=self.headers(row),
-            flags=Flag(self.flags[row] & _PUBLIC_FLAGS),
+            flags=_FLAGS[self.flags[row] & _PUBLIC_FLAGS],
             timestamp=timestamp,
             dialect=self.dialect,
             op=OP_LABELS[self.op[row]],
