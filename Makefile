@@ -11,7 +11,7 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
 KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.% src/wirelake/engine/batch.%,$(SOURCES))
 
-.PHONY: help setup run test lint bench fuzz lock clean
+.PHONY: help setup run test lint docs bench fuzz lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
@@ -30,9 +30,12 @@ lint: setup ## ruff and mypy
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
-bench: setup build/plain/.done ## the wire library alone, and the broker beside nats-server
-	$(PY) -m bench.wire --plain --json build/bench/wire.json
-	.venv/bin/wirelake bench --json build/bench/broker.json
+docs: setup ## the documentation as a site with a search, in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+	@echo 'read it: python3 -m http.server --bind 127.0.0.1 --directory build/site 8000'
+
+bench: setup build/plain/.done ## all that is measured in one table, beside other servers; docs/benchmarks.md
+	$(PY) -m bench --docs docs/benchmarks.md
 
 fuzz: setup ## every fuzz target for SECONDS_EACH seconds
 	$(PY) fuzz/run.py --seconds $(SECONDS_EACH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -60,7 +61,7 @@ def test_dead_letters_go_back_to_where_they_came_from(broker: Broker) -> None:
     peeked = queue("peek", broker.http_url, "a/jobs/$dead").stdout
     assert "dead.reason=rejected" in peeked
     moved = queue("move", broker.http_url, "a/jobs/$dead").stdout
-    assert moved == "1 messages moved to a/jobs\n"
+    assert moved == "1 message moved to a/jobs\n"
     assert "bad" in queue("peek", broker.http_url, "a/jobs").stdout
 
 
@@ -72,6 +73,17 @@ def test_a_queue_is_made_with_its_settings_and_removed(broker: Broker) -> None:
     assert queue("rm", broker.http_url, "a/made").exit_code == 0
     gone = queue("rm", broker.http_url, "a/made")
     assert (gone.exit_code, gone.stderr) == (1, "wirelake: not_found: no queue a/made\n")
+
+
+def test_only_the_settings_that_are_given_are_changed(broker: Broker) -> None:
+    limits = ("--max-messages", "7", "--max-bytes", "99", "--dedup-window", "5", "--keep-expired")
+    assert queue("make", broker.http_url, "a/kept", "--mode", "pull", *limits).exit_code == 0
+    assert queue("make", broker.http_url, "a/kept", "--ack-timeout", "9").exit_code == 0
+    with urlopen(f"{broker.http_url}/v1/queues/a/kept") as answer:
+        kept = json.load(answer)
+    wanted = {"mode": "pull", "ack_timeout": 9.0, "max_deliveries": 5, "max_messages": 7}
+    wanted |= {"max_bytes": 99, "dedup_window": 5.0, "keep_expired": True}
+    assert {name: kept[name] for name in wanted} == wanted
 
 
 def test_a_token_without_the_right_is_refused_in_one_line() -> None:

@@ -280,7 +280,7 @@ def test_a_client_that_stops_in_the_middle_is_let_go(
     assert talk(house, b"GET /healthz HTTP/1.1\r\nHost: loc") == b""
     with socket.create_connection(("127.0.0.1", house.port), timeout=60) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        while not sock.recv(1000).endswith(b"}"):
+        while not sock.recv(1000).endswith(b"}\n"):
             pass
         sock.sendall(b"GET /heal")
         assert until_closed(sock) == b""

@@ -60,7 +60,7 @@ def purge(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -
         wirelake queue purge http://localhost:7780 jobs
     """
     done = _ask(url, "POST", queue, "/purge", timeout, token)
-    typer.echo(f"{done['purged']} messages thrown away")
+    typer.echo(f"{_messages(done['purged'])} thrown away")
 
 
 def move(
@@ -83,30 +83,49 @@ def move(
     """
     where = {"to": to} if to else {}
     done = _ask(url, "POST", queue, "/move", timeout, token, count=count, **where)
-    typer.echo(f"{done['moved']} messages moved to {done['to']}")
+    typer.echo(f"{_messages(done['moved'])} moved to {done['to']}")
 
 
 def make(
     url: Url,
     queue: Queue,
-    mode: Annotated[str, typer.Option(help="round-robin, push or pull.")] = "round-robin",
+    mode: Annotated[str | None, typer.Option(help="round-robin, push or pull.")] = None,
     ack_timeout: Annotated[
-        float, typer.Option(min=0.001, help="Seconds until a message is delivered again.")
-    ] = 30.0,
+        float | None, typer.Option(min=0.001, help="Seconds until a message is delivered again.")
+    ] = None,
     max_deliveries: Annotated[
-        int, typer.Option(min=1, help="Before a message is a dead letter.")
-    ] = 5,
+        int | None, typer.Option(min=1, help="Before a message is a dead letter.")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option(min=0, help="Beyond which it is full; 0: no limit.")
+    ] = None,
+    max_bytes: Annotated[int | None, typer.Option(min=0, help="Of payloads, likewise.")] = None,
+    dedup_window: Annotated[
+        float | None, typer.Option(min=0, help="Seconds in which an id is taken once.")
+    ] = None,
+    keep_expired: Annotated[
+        bool | None, typer.Option(help="Messages past their ttl become dead letters.")
+    ] = None,
     timeout: Patience = 30.0,
     token: Token = "",
 ) -> None:
-    """Make a queue, or change the settings of one.
+    """Make a queue, or change those settings of one that are given.
 
     Examples:
 
-        wirelake queue make http://localhost:7780 jobs --ack-timeout 300
+        wirelake queue make http://localhost:7780 jobs --ack-timeout 300 --max-messages 10000
     """
-    settings = {"mode": mode, "ack_timeout": ack_timeout, "max_deliveries": max_deliveries}
-    _ask(url, "PUT", queue, "", timeout, token, body=settings)
+    wanted = {
+        "mode": mode,
+        "ack_timeout": ack_timeout,
+        "max_deliveries": max_deliveries,
+        "max_messages": max_messages,
+        "max_bytes": max_bytes,
+        "dedup_window": dedup_window,
+        "keep_expired": keep_expired,
+    }
+    given = {name: value for name, value in wanted.items() if value is not None}
+    _ask(url, "PUT", queue, "", timeout, token, body=given)
 
 
 def remove(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -> None:
@@ -150,6 +169,10 @@ def _ask(
         fail(f"{url} has not answered in {timeout:g} s", TIMED_OUT)
     except (OSError, ValueError) as error:
         fail(f"{url}: {getattr(error, 'reason', error)}")
+
+
+def _messages(count: int) -> str:
+    return f"{count} message{'' if count == 1 else 's'}"
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -57,7 +57,7 @@ _encode = msgspec.json.Encoder().encode
 
 def answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A value as JSON."""
-    return Response(_encode(value), status, headers, "application/json")
+    return Response(_encode(value) + b"\n", status, headers, "application/json")
 
 
 def refused(
