@@ -215,7 +215,9 @@ class Settings(_Table, frozen=True, kw_only=True):
         False
     )
     data: Annotated[str, _is("the folder of what must survive")] = "data"
-    http: Annotated[str, _is("where HTTP listens; empty: nowhere")] = f"{DEFAULT_HOST}:{HTTP_PORT}"
+    http: Annotated[
+        str, _is("where HTTP listens, `https://HOST:PORT` with TLS; empty: nowhere")
+    ] = f"{DEFAULT_HOST}:{HTTP_PORT}"
     handshake_timeout: Annotated[
         float, _is("seconds of silence inside a handshake or a frame", gt=0)
     ] = 30.0

@@ -41,7 +41,7 @@ class Broker:
     async def http(self) -> str:
         """The URL where HTTP listens, which it prints last."""
         line = await self._line(self._process.stdout)
-        assert line.startswith("listening on http://"), line
+        assert line.startswith("listening on http"), line
         return line.removeprefix("listening on ")
 
     async def logged(self, pattern: str) -> str:
@@ -211,10 +211,18 @@ async def test_tls_and_client_certificates_come_from_the_configuration(
         f"[[tokens]]\nname = 'alice'\nhash = '{hash_token('x')}'\n"
         "publish = ['#']\nsubscribe = ['#']\n"
     )
-    broker = await start("--config", config)
+    broker = await start("--config", config, "--http", "https://127.0.0.1:0")
     listener = await broker.listener()
     assert listener.tls
     tls = certificates.client("alice")
+    http = (await broker.http()).replace("127.0.0.1", "localhost")
+    assert http.startswith("https://")
+
+    def health() -> int:
+        with urllib.request.urlopen(f"{http}/healthz", context=tls) as answer:
+            return int(answer.status)
+
+    assert await asyncio.to_thread(health) == 200
     subscriber = await Peer("kobold-3", "receiver").open(listener.port, tls=tls)
     publisher = await Peer("mfp-1", "sender").open(listener.port, tls=tls)
     await subscriber.subscribe("a")

@@ -120,6 +120,16 @@ async def tls_port(broker: Broker, certificate: tuple[Path, Path]) -> AsyncItera
     await proxy.stop()
 
 
+async def test_keys_and_certificates_may_come_from_the_environment(
+    tls_port: int, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate
+    for name, path in (("CA", cert), ("CERT", cert), ("KEY", key)):
+        monkeypatch.setenv(f"WIRELAKE_{name}", str(path))
+    async with wirelake.connect(f"kobold+tls://localhost:{tls_port}") as client:
+        await client.publish("a", b"x", ack=True)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_client_speaks_tls(
     tls_port: int, certificate: tuple[Path, Path], dialect: str

@@ -32,10 +32,17 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
         pass
 
 
-@pytest.mark.parametrize("listen", ["", "7780", "localhost", "localhost:x", ":80", "h:99999"])
+@pytest.mark.parametrize(
+    "listen", ["", "7780", "localhost", "localhost:x", ":80", "h:99999", "ftp://h:1"]
+)
 def test_what_is_no_place_to_listen_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         HttpServer(Node(MemoryEngine()), listen)
+
+
+def test_tls_needs_a_certificate() -> None:
+    with pytest.raises(ConfigError, match=r"needs tls\.cert"):
+        HttpServer(Node(MemoryEngine()), "https://localhost:0")
 
 
 def test_others_can_reach_it_only_where_tokens_are() -> None:
@@ -70,7 +77,7 @@ async def test_it_can_be_stopped_twice_and_leaves_no_threads() -> None:
 
 async def test_it_speaks_tls(certificates: Certificates) -> None:
     tls = tls_context(certificates.tls)
-    server = HttpServer(Node(MemoryEngine()), "localhost:0", tls=tls)
+    server = HttpServer(Node(MemoryEngine()), "https://localhost:0", tls=tls)
     url = (await server.start()).replace("127.0.0.1", "localhost").replace("[::1]", "localhost")
     context: ssl.SSLContext = certificates.client()
 

@@ -60,7 +60,10 @@ def serve(
     ] = False,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where HTTP listens; port 0 is any free one."),
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where HTTP listens; port 0 is any free one. https://HOST:PORT for TLS.",
+        ),
     ] = None,
     no_http: Annotated[bool, typer.Option("--no-http", help="No HTTP at all.")] = False,
     no_capture: Annotated[
@@ -144,7 +147,9 @@ async def _serve(server: Server, settings: Settings, read: Callable[[], Settings
         for listener in await server.start():
             typer.echo(f"listening on {listener}")
         if settings.http:
-            http = HttpServer(server.node, settings.http, insecure=settings.insecure)
+            http = HttpServer(
+                server.node, settings.http, tls=server.tls, insecure=settings.insecure
+            )
             typer.echo(f"listening on {await http.start()}")
         _collect_seldom()
         await stopped.wait()

@@ -83,6 +83,8 @@ def up(
         settings = read_settings(config) if config else Settings()
     except WirelakeError as error:
         fail(str(error))
+    if (http or settings.http).startswith("https://"):
+        fail("--http: up asks its own broker without TLS; take serve and lake land for this")
     folder = data or Path(settings.data)
     arguments = ["--data", str(folder)]
     if config is not None:

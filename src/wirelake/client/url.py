@@ -6,6 +6,7 @@ fault of it is a `ConfigError` at once, before anything is connected; none shows
 
 from __future__ import annotations
 
+import os
 import secrets
 import ssl
 import unicodedata
@@ -77,6 +78,9 @@ def parse(
         raise ConfigError("url", "it has no path, unless it is of a Unix socket")
     elif port == 0:
         raise ConfigError("url", "nothing listens at port 0")
+    if not (tls or ca or cert or key) and "tls" in options:
+        # Commands have no options for these, so that every one of them can have them.
+        ca, cert, key = (os.environ.get(f"WIRELAKE_{name}") for name in ("CA", "CERT", "KEY"))
     if not (tls or ca or cert or key):
         context = ssl.create_default_context() if "tls" in options else None
     elif "tls" not in options:

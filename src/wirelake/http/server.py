@@ -48,8 +48,13 @@ class HttpServer:
         insecure: bool = False,
     ) -> None:
         self._node = node
-        self._host, self._port = _parse(listen)
-        self._tls = tls
+        scheme, _, place = listen.rpartition("://")
+        if scheme not in ("", "http", "https"):
+            raise ConfigError("http", f"{listen}: this is HOST:PORT, or https://HOST:PORT")
+        if scheme == "https" and tls is None:
+            raise ConfigError("http", f"{listen} needs tls.cert and tls.key")
+        self._host, self._port = _parse(place)
+        self._tls = tls if scheme == "https" else None
         self._insecure = insecure
         self._server: _Server | None = None
         self._thread: threading.Thread | None = None

@@ -67,7 +67,7 @@ class Server:
         self.listeners = listeners
         self._hub = Hub(node)
         self._patience = patience
-        self._tls: ssl.SSLContext | None = None
+        self.tls: ssl.SSLContext | None = None  # of the settings, kept up to date
         self._servers: list[asyncio.Server] = []
         self._socket_files: list[tuple[Path, int]] = []
         self._clock: asyncio.Task[None] | None = None
@@ -94,13 +94,13 @@ class Server:
         access = Access(settings.tokens)
         if settings.tls is not None:
             context = tls_context(settings.tls)
-            if self._tls is None:
-                self._tls = context
+            if self.tls is None:
+                self.tls = context
             else:  # the listeners have this one; new connections see the new certificate
-                load_certificate(self._tls, settings.tls)
+                load_certificate(self.tls, settings.tls)
                 if (context.verify_mode, context.get_ca_certs()) != (
-                    self._tls.verify_mode,
-                    self._tls.get_ca_certs(),
+                    self.tls.verify_mode,
+                    self.tls.get_ca_certs(),
                 ):
                     log.warning("tls: who signs client certificates changes with a restart only")
         elif any(listener.tls for listener in self.listeners):
@@ -191,9 +191,9 @@ class Server:
         return [replace(listener, host=name[0], port=name[1]) for name in names]
 
     def _context_for(self, listener: Listener) -> ssl.SSLContext | None:
-        if listener.tls and self._tls is None:
+        if listener.tls and self.tls is None:
             raise ConfigError("tls", f"{listener} needs tls.cert and tls.key")
-        return self._tls if listener.tls else None
+        return self.tls if listener.tls else None
 
     def _bind(self, path: Path) -> socket.socket:
         """A socket at this path; a file that a dead process left there is replaced."""
