@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -413,21 +410,6 @@ async def test_many_connections_at_once_lose_nothing(wire: Wire) -> None:
 
     async with await asyncio.start_server(echo, sock=wire.listener):
         assert await asyncio.gather(*map(call, range(20))) == [b"%d," % k * 5000 for k in range(20)]
-
-
-def test_the_examples_of_the_page_are_tests_that_pass(tmp_path: Path) -> None:
-    page = Path(__file__).parent.parent / "docs" / "testing.md"
-    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(examples) == 2
-    for number, example in enumerate(examples):
-        (tmp_path / f"test_example_{number}.py").write_text(example)
-    options = ["-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-W", "error", *options, tmp_path],
-        capture_output=True,
-        text=True,
-    )
-    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_broker_with_a_folder_finds_again_what_it_was_told_to_keep(tmp_path: Path) -> None:

@@ -142,11 +142,12 @@ class Bot:
                     if one.done():
                         await one
             finally:
+                # Before anything is awaited: all of them may be told to go at this very moment.
+                crowd.tell(f"{self._name} left")
+                crowd.did["left"] += 1
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-                crowd.tell(f"{self._name} left")
-                crowd.did["left"] += 1
 
     async def _talk(self, member: Member, room: Room) -> None:
         while True:
