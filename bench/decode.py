@@ -14,7 +14,6 @@ The machine is never quiet. So all is measured in one run, in turns, and the bes
 from __future__ import annotations
 
 import argparse
-import json
 import struct
 import tempfile
 import time
@@ -27,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from bench.goals import HALF, PARQUET, UDF, goal
-from bench.results import OURS, Outcome, Result, Tell
+from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
 from wirelake.message import Message
 from wirelake.spark import session, table
@@ -191,9 +190,7 @@ def main() -> None:
         if wanted := goal("decode", result.name):
             mark = "✓" if wanted.is_met(result) else "✗"
             print(f"{result.name:24} {result.ratio(result.best):8.2f}    {mark} {wanted}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(arguments.json, found)
 
 
 if __name__ == "__main__":

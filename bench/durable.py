@@ -25,7 +25,6 @@ Beside them, with one publisher and one subscriber:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -53,7 +52,7 @@ from bench.keepers import (
 )
 from bench.log import disk
 from bench.rabbitmq import RabbitMq
-from bench.results import Outcome, Result, Tell
+from bench.results import Outcome, Result, Tell, write_json
 from wirelake.cli.bench import describe, fsync_rate
 from wirelake.cli.contenders import Nats, Redis
 from wirelake.cli.contenders import Wirelake as Driver
@@ -259,9 +258,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         found = measure(Path(folder), options.seconds, options.rounds, people.print)
     show(people, found)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

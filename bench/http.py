@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.goals import goal
-from bench.results import OURS, Outcome, Result, Tell
+from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.broker.node import Node
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.http.server import HttpServer
@@ -197,9 +197,7 @@ def main() -> None:
     options = parser.parse_args()
     results = measure(options.rows, options.times)
     show(Console(), results)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from bench.results import write_json
 from bench.wire import machine
 from tests.durability.ledger import Ledger, Verdict
 from tests.durability.load import SETTINGS, besiege, check
@@ -122,11 +122,9 @@ def main() -> None:
             results = runner.run(run(data, options.kills, options.seed, progress))
     show(console, results)
     verdict: Verdict = results["verdict"]
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        found = {**asdict(verdict), "answered": dict(verdict.answered)}
-        shown = {**results, "verdict": found}
-        options.json.write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    found = {**asdict(verdict), "answered": dict(verdict.answered)}
+    shown = {**results, "verdict": found}
+    write_json(options.json, shown)
     if verdict.faults or results["complaints"]:
         raise SystemExit(1)
 

@@ -13,7 +13,6 @@ Measured in one run, in turns, with 128-byte payloads; of each the best turn cou
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -31,6 +30,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.results import write_json
 from bench.wire import machine
 from wirelake.engine.batch import Compression, Rows
 from wirelake.engine.log import Log
@@ -262,9 +262,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         results = measure(Path(folder), options.seconds, options.turns)
     show(Console(width=None if sys.stdout.isatty() else 120), results)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

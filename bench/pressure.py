@@ -14,7 +14,6 @@ The broker is a process of its own, and so is everybody else, as far as the core
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import socket
 import statistics
@@ -27,7 +26,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.results import OURS, Outcome, Tell
+from bench.results import OURS, Outcome, Tell, write_json
 from bench.results import Result as Row
 from wirelake.cli.bench import describe
 from wirelake.cli.contenders import HOST, Wirelake, encode, own_broker
@@ -345,9 +344,7 @@ def main() -> None:
         console.print(f"{name} …")
         results[name] = measurements[name]()
         console.print(results[name])
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

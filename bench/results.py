@@ -7,9 +7,11 @@ peer of equal durability, or where there is no peer, to the reference.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 OURS = "Wirelake"
@@ -108,3 +110,10 @@ def quantity(figure: float) -> str:
 def _digits(figure: float) -> str:
     places = 0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2
     return f"{figure:.{places}f}"
+
+
+def write_json(file: Path | None, found: object) -> None:
+    """Write figures to a file, if one is wanted."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
 import shutil
@@ -36,7 +35,7 @@ from rich.table import Table
 
 import wirelake
 from bench.goals import HALF, MEMORY, goal
-from bench.results import OURS, Outcome, Result, Tell
+from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
 from wirelake.spark import land, register, session
 from wirelake.spark import table as tables
@@ -267,9 +266,7 @@ def main() -> None:
     finally:
         spark.stop()
     show(Console(width=None if sys.stdout.isatty() else 120), results)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    write_json(options.json, results)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.goals import goal
-from bench.results import OURS, Outcome, Result, Tell
+from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.message import Message
 from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
 from wirelake.wire.arrow import to_arrow
@@ -315,9 +315,7 @@ def main() -> None:
     show(console, found)
     if options.all_pairs:
         show_pairs(console, cases)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    write_json(options.json, found)
 
 
 if __name__ == "__main__":

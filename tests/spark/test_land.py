@@ -146,12 +146,15 @@ def test_files_stay_while_one_of_our_jobs_reads_them(spark: SparkSession, tmp_pa
     assert numbers(spark, place) == [0, 2, 4, 6, 8]
 
 
-def test_reading_leaves_no_trace_where_there_is_no_table(
-    spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize("made", [False, True])
+def test_reading_leaves_no_trace_where_nobody_lands(
+    spark: SparkSession, tmp_path: Path, made: bool
 ) -> None:
-    with commits.reading(spark, str(tmp_path / "nothing")):
-        pass
-    assert not list(tmp_path.iterdir())
+    place = tmp_path / "table"
+    if made:
+        place.mkdir()
+    with commits.reading(spark, str(place)):
+        assert list(tmp_path.rglob("*")) == [place] * made
 
 
 def test_two_do_not_land_with_one_checkpoint(

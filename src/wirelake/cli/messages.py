@@ -145,9 +145,11 @@ def request(
 ) -> None:
     """Ask a service, and show its reply.
 
-    Example:
+    Examples:
 
         wirelake request kobold-3://localhost time "what time is it?" --timeout 5
+
+        wirelake request tmq://localhost stock/count --file query.json --json
     """
     (body,) = payloads(payload, file, lines=False)
 

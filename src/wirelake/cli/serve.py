@@ -32,22 +32,25 @@ YOUNG = 20_000
 
 Level = Literal["debug", "info", "warning", "error"]
 
+Listen = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="Where to listen, instead of the defaults; port 0 is any free one. Repeatable.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Let other machines connect although there are no tokens."),
+]
+
 
 def serve(
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Where to listen, instead of the defaults; port 0 is any free one. Repeatable.",
-        ),
-    ] = None,
+    listen: Listen = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The settings, in TOML.")
     ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Let other machines connect although there are no tokens."),
-    ] = False,
+    insecure: Insecure = False,
     data: Annotated[
         Path | None,
         typer.Option(

@@ -22,6 +22,7 @@ from rich.live import Live
 from wirelake.cli.board import Board, read_figures, told_by
 from wirelake.cli.group import Child
 from wirelake.cli.messages import Token, fail
+from wirelake.cli.serve import Insecure, Listen
 from wirelake.config import DEFAULT_HOST, DEFAULT_PORTS, Listener, Settings, read_settings
 from wirelake.errors import EngineError, WirelakeError
 
@@ -34,13 +35,7 @@ TABLE = "lake"
 
 
 def up(
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL",
-            help="Where to listen, instead of the defaults; port 0 is any free one. Repeatable.",
-        ),
-    ] = None,
+    listen: Listen = None,
     data: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where everything is kept. Without it, `data`."),
@@ -53,10 +48,7 @@ def up(
         Path | None, typer.Option(metavar="FILE", help="The broker's settings, in TOML.")
     ] = None,
     no_lake: Annotated[bool, typer.Option("--no-lake", help="The broker alone.")] = False,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Let other machines connect although there are no tokens."),
-    ] = False,
+    insecure: Insecure = False,
     every: Annotated[
         float,
         typer.Option(

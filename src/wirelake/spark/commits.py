@@ -144,8 +144,9 @@ class Files:
 def reading(spark: SparkSession, table: str) -> Iterator[None]:
     """Let the files of a table stay until this is over; where it can only be read, they may go."""
     files = Files(spark, table)
-    note = f"{_readers(table)}/{time.time():.0f}-{uuid.uuid4().hex}"
-    if files.exists(table):
+    note = ""
+    if files.exists(_staging_of(table)):  # else nobody has ever landed there
+        note = f"{_readers(table)}/{time.time():.0f}-{uuid.uuid4().hex}"
         try:
             files.write(note, b"")
         except EngineError:
@@ -157,8 +158,12 @@ def reading(spark: SparkSession, table: str) -> Iterator[None]:
             files.delete(note)
 
 
+def _staging_of(table: str) -> str:
+    return f"{table.rstrip('/')}/{STAGING}"
+
+
 def _readers(table: str) -> str:
-    return f"{table.rstrip('/')}/{STAGING}/readers"
+    return f"{_staging_of(table)}/readers"
 
 
 @dataclass
@@ -296,7 +301,7 @@ class Commits:
         return f"{uuid.uuid5(uuid.NAMESPACE_URL, self._home).hex[:12]}-"
 
     def _staging(self, name: str) -> str:
-        return f"{self._table}/{STAGING}/{name}".rstrip("/")
+        return f"{_staging_of(self._table)}/{name}".rstrip("/")
 
     def _note(self, name: str) -> str:
         return f"{self._home}/{name}.json"
