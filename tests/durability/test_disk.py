@@ -22,7 +22,7 @@ from wirelake.errors import RefusedError
 from wirelake.message import Message
 
 QUEUE = "jobs"
-LARGE = bytes(1 << 16)  # so that it fits into no block that a file has already
+LARGE = bytes(2 << 20)  # so that it fits into no space that a file has already
 SETTINGS = f'[[queues]]\nname = "{QUEUE}"\n'
 NO_CAPTURE = "[capture]\nenabled = false\n"
 

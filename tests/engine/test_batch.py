@@ -25,6 +25,7 @@ from wirelake.engine.batch import (
     Rows,
     decode,
     ipc,
+    pack_names,
 )
 from wirelake.message import Message
 from wirelake.wire import DIALECTS, FrameTable, scanner
@@ -72,7 +73,8 @@ def rows_of(batch: Batch) -> list[dict[str, Any]]:
     assert [row["offset"] for row in rows] == [*range(batch.base, batch.base + batch.count)]
     times = [(row["timestamp"] - EPOCH) // timedelta(microseconds=1) for row in rows]
     assert (batch.first_time, batch.last_time) == (min(times), max(times))
-    assert sorted(batch.addresses) == sorted({row["address"].encode() for row in rows})
+    names = list(dict.fromkeys(row["address"].encode() for row in rows))
+    assert batch.names == pack_names(names)
     for name in ("address", "op", "dialect", "source"):
         values = arrow.column(name).dictionary.to_pylist()
         assert sorted(values) == sorted({row[name] for row in rows})

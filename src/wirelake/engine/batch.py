@@ -47,6 +47,10 @@ KNOWN_BYTES = 16 << 20
 
 MAX_PARTITIONS = 1 << 15
 
+#: A batch names its addresses if they are so few, so that readers can skip it.
+MAX_NAMES = 64
+MAX_NAMES_BYTES = 4096
+
 _DICTIONARIES = ("address", "op", "dialect", "source")
 
 #: The log's schema as it is stored.
@@ -74,8 +78,9 @@ _LABEL_AT = array("i", [sum(_LABEL_LEN[:code]) for code in range(len(OP_LABELS))
 _TOKEN = b"$token"
 
 _ZEROS = memoryview(bytes(8 * (BATCH_ROWS + 1)))
-#: Pieces of a batch below this size are put together; larger ones are not worth a copy.
-_SMALL = 4096
+#: Buffers of a batch below this size are put together; larger ones are not worth a copy.
+_SMALL = cython.declare(cython.Py_ssize_t, 4096)
+_SMALL_ZEROS = cython.declare(bytes, bytes(4096))
 
 
 class Batch(NamedTuple):
@@ -87,7 +92,7 @@ class Batch(NamedTuple):
     first_time: int
     last_time: int
     pieces: list[bytes | memoryview]
-    addresses: list[bytes]
+    names: bytes  # its addresses, each behind a byte with its length; none where they are many
 
     @property
     def ipc(self) -> bytes:
@@ -443,50 +448,71 @@ class _Columns:
         """The batch in Arrow's stream format, compressed by `codec`, if any."""
         rows: cython.Py_ssize_t = self.rows
         entries: cython.Py_ssize_t = self.keys.places.rows
-        pieces: list[Any] = []
+        number: cython.Py_ssize_t
+        stream = _Stream(codec)
         text: _Text
-        for number, text in enumerate(
-            (self.addresses, self.ops.text, self.dialects.text, self.sources.text)
-        ):
-            n = text.places.rows
-            _put_message(pieces, n, [n], [b"", *text.finish(n)], codec, number)
-        nodes = [rows] * (len(SCHEMA) - 2) + [rows, entries, entries, entries, rows]
-        columns = [
-            b"", self._partitions(),
-            b"", self._offsets(),
-            b"", memoryview(self.time_owner)[: 8 * rows],
-            b"", self.address.finish(rows),
-            b"", self.op.finish(rows),
-            b"", self.dialect.finish(rows),
-            b"", *self.id.finish(rows),
-            b"", *self.correlation.finish(rows),
-            b"", self.source.finish(rows),
-            b"", *self.target.finish(rows),
-            b"", self.content_type.finish(rows),
-            b"", self.priority.narrow(rows),
-            b"", self.ttl.finish(rows),
-            b"", self.headers.finish(rows),
-            b"",
-            b"", *self.keys.finish(entries),
-            b"", *self.values.finish(entries),
-            b"", *self.payload.finish(rows),
-        ]  # fmt: skip
-        _put_message(pieces, rows, nodes, columns, codec, -1)
+        for number in range(len(_DICTIONARIES)):
+            text = self._dictionary(number)
+            stream.add(None, 0)
+            text.finish(stream, text.places.rows)
+            stream.end(number, text.places.rows, 0)
+        stream.add(None, 0)
+        stream.add(self._partitions(), 4 * rows)
+        stream.add(None, 0)
+        stream.add(self._offsets(), 8 * rows)
+        stream.add(None, 0)
+        stream.add(self.time_owner, 8 * rows)
+        self.address.finish(stream, rows)
+        self.op.finish(stream, rows)
+        self.dialect.finish(stream, rows)
+        stream.add(None, 0)
+        self.id.finish(stream, rows)
+        stream.add(None, 0)
+        self.correlation.finish(stream, rows)
+        self.source.finish(stream, rows)
+        stream.add(None, 0)
+        self.target.finish(stream, rows)
+        self.content_type.finish(stream, rows)
+        self.priority.narrow(stream, rows)
+        self.ttl.finish(stream, rows)
+        stream.add(None, 0)
+        self.headers.finish(stream, rows)
+        stream.add(None, 0)
+        stream.add(None, 0)
+        self.keys.finish(stream, entries)
+        stream.add(None, 0)
+        self.values.finish(stream, entries)
+        stream.add(None, 0)
+        self.payload.finish(stream, rows)
+        stream.end(len(_DICTIONARIES), rows, entries)
         return Batch(
             int(self.partition),
             int(self.base),
             int(rows),
             int(self.first_time),
             int(self.last_time),
-            _put_together(pieces),
-            self._addresses(),
+            stream.finish(),
+            self._names(),
         )
 
     @cython.cfunc
+    def _dictionary(self, number: cython.Py_ssize_t) -> _Text:
+        if number == 0:
+            return self.addresses
+        if number == 1:
+            return self.ops.text
+        return self.dialects.text if number == 2 else self.sources.text
+
+    @cython.cfunc
     def _partitions(self) -> Any:
+        k: cython.Py_ssize_t
         if self.partition == 0:
-            return _ZEROS[: 4 * self.rows]
-        return memoryview(array("i", [self.partition]) * self.rows).cast("B")
+            return None
+        owner = bytearray(4 * self.rows)
+        cells: cython.int[::1] = memoryview(owner).cast("i")
+        for k in range(self.rows):
+            cells[k] = self.partition
+        return owner
 
     @cython.cfunc
     def _offsets(self) -> Any:
@@ -495,13 +521,25 @@ class _Columns:
         cells: cython.longlong[::1] = memoryview(owner).cast("q")
         for k in range(self.rows):
             cells[k] = self.base + k
-        return memoryview(owner)
+        return owner
 
     @cython.cfunc
-    def _addresses(self) -> Any:
-        starts, data = self.addresses.finish(self.addresses.places.rows)
-        places = starts.cast("i")
-        return [bytes(data[places[k] : places[k + 1]]) for k in range(self.addresses.places.rows)]
+    def _names(self) -> bytes:
+        """The addresses for a reader that skips batches."""
+        places: _Places = self.addresses.places
+        names: Octets
+        k: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        if places.rows > MAX_NAMES or places.last + places.rows > MAX_NAMES_BYTES:
+            return b""
+        names = Octets(places.last + places.rows)
+        for k in range(places.rows):
+            size = places.begin(k + 1) - places.begin(k)
+            if size > 255:
+                return b""
+            names.put_uint8(size)
+            names.put(self.addresses.data.data, places.begin(k), size)
+        return bytes(names)
 
 
 @cython.final
@@ -534,26 +572,26 @@ class _Numbers:
         return 0
 
     @cython.cfunc
-    def finish(self, rows: cython.Py_ssize_t) -> Any:
-        """The column's bytes."""
-        if self.owner is None:
-            return _ZEROS[: 4 * rows]
-        if rows > self.room:
+    def finish(self, stream: _Stream, rows: cython.Py_ssize_t) -> cython.int:
+        """Write the column."""
+        if self.owner is not None and rows > self.room:
             self.grow(rows)
-        return memoryview(self.owner)[: 4 * rows]
+        stream.add(None, 0)
+        return stream.add(self.owner, 4 * rows)
 
     @cython.cfunc
-    def narrow(self, rows: cython.Py_ssize_t) -> Any:
-        """The column's bytes, one a row."""
+    def narrow(self, stream: _Stream, rows: cython.Py_ssize_t) -> cython.int:
+        """Write the column with one byte a row."""
         k: cython.Py_ssize_t
-        if self.owner is None:
-            return _ZEROS[:rows]
-        wide: cython.int[::1] = self.finish(rows).cast("i")
-        owner = bytearray(rows)
-        cells: cython.schar[::1] = memoryview(owner).cast("b")
-        for k in range(rows):
-            cells[k] = wide[k]
-        return memoryview(owner)
+        owner: Any = None
+        cells: cython.schar[::1]
+        if self.owner is not None:
+            owner = bytearray(rows)
+            cells = memoryview(owner).cast("b")
+            for k in range(min(rows, self.room)):
+                cells[k] = self.cells[k]
+        stream.add(None, 0)
+        return stream.add(owner, rows)
 
 
 @cython.final
@@ -595,13 +633,19 @@ class _Places:
         return 0
 
     @cython.cfunc
-    def finish(self, rows: cython.Py_ssize_t) -> Any:
-        """The bytes of where each of so many rows begins, and where the last one ends."""
+    @cython.inline
+    def begin(self, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """Where the value of a row begins, or that of the last one ends."""
+        return self.cells[row] if self.last != 0 else 0
+
+    @cython.cfunc
+    def finish(self, stream: _Stream, rows: cython.Py_ssize_t) -> cython.int:
+        """Write where each of so many rows begins, and where the last one ends."""
         if self.last == 0:
-            return _ZEROS[: 4 * (rows + 1)]
+            return stream.add(None, 4 * (rows + 1))
         if self.rows < rows:
             self.mark(rows - 1, self.last)
-        return memoryview(self.owner)[: 4 * (rows + 1)]
+        return stream.add(self.owner, 4 * (rows + 1))
 
 
 @cython.final
@@ -636,9 +680,10 @@ class _Text:
         return size
 
     @cython.cfunc
-    def finish(self, rows: cython.Py_ssize_t) -> Any:
-        """The bytes of the column's places, and those of its data."""
-        return self.places.finish(rows), memoryview(self.data.owner)[: self.data.size]
+    def finish(self, stream: _Stream, rows: cython.Py_ssize_t) -> cython.int:
+        """Write the column's places, then its data."""
+        self.places.finish(stream, rows)
+        return stream.add(self.data.owner, self.data.size)
 
 
 @cython.final
@@ -747,54 +792,166 @@ _CODECS = {"lz4": 0, "zstd": 1}
 
 #: Message: version, type, body length, header.
 _MESSAGE = struct.Struct("<IiI6HihBxqI")
+_BODY_AT = cython.declare(cython.Py_ssize_t, 32)
 #: DictionaryBatch: data, number.
 _NUMBER = struct.Struct("<4H4xiIq4x")
-_NUMBERS = [_NUMBER.pack(8, 16, 8, 4, 12, 28, k) for k in range(len(_DICTIONARIES))]
 #: RecordBatch: nodes, rows, buffers, compression.
 _TABLE = struct.Struct("<6HiIqII")
+_ROWS_AT = cython.declare(cython.Py_ssize_t, -16)
 #: BodyCompression: codec.
 _COMPRESSION = struct.Struct("<4HiBxxx")
 
+#: How many columns and buffers a dictionary has, and a batch: the map of headers has four columns.
+_DICTIONARY_SHAPE = (1, 3)
+_BATCH_SHAPE = (len(SCHEMA) + 3, 2 * (len(SCHEMA) + 3) + 5)
+#: The columns of a batch that have a row for each header.
+_FIRST_ENTRY = cython.declare(cython.Py_ssize_t, len(SCHEMA) - 1)
+_LAST_ENTRY = cython.declare(cython.Py_ssize_t, len(SCHEMA) + 1)
+_NO_SIZES = bytes(8 * _BATCH_SHAPE[1])
 
-def _put_message(
-    pieces: list[Any],
-    rows: int,
-    nodes: list[int],
-    buffers: list[Any],
-    codec: Any,
-    dictionary: int,
-) -> None:
-    """Add a dictionary of this number, or a record batch where that is -1."""
-    n, m = len(nodes), len(buffers)
-    counts: list[int] = []
-    for node in nodes:
-        counts += (node, 0)  # no nulls
-    places: list[int] = []
-    body: list[Any] = []
-    end = 0
-    for buffer in buffers:
-        if codec is not None and len(buffer):
-            buffer = _compressed(buffer, codec)
-        size = len(buffer)
-        places += (end, size)
-        body += (buffer, _ZEROS[: -size & 7])
-        end += (size + 7) & -8
+
+def _metadata(dictionary: int | None, codec: str | None) -> tuple[bytes, int, int, bytes]:
+    """The metadata of a message up to its columns, their number, that of their buffers, its end.
+
+    The size of the body and the number of rows are still to be filled in.
+    """
+    n, m = _BATCH_SHAPE if dictionary is None else _DICTIONARY_SHAPE
     kind, number = _RECORD_BATCH, b""
-    if dictionary >= 0:
-        kind, number = _DICTIONARY, _NUMBERS[dictionary]
+    if dictionary is not None:
+        kind, number = _DICTIONARY, _NUMBER.pack(8, 16, 8, 4, 12, 28, dictionary)
     field, how, compression = 0, 0, b""
     if codec is not None:
         field, how = 20, 28 + 16 * (n + m)
-        compression = _COMPRESSION.pack(8, 8, 4, 0, 8, _CODECS[codec.name])
+        compression = _COMPRESSION.pack(8, 8, 4, 0, 8, _CODECS[codec])
     size = 88 + len(number) + 16 * (n + m) + len(compression)
-    pieces += (
-        _MESSAGE.pack(0xFFFFFFFF, size, 16, 12, 20, 4, 6, 16, 8, 12, 4, kind, end, 16),
+    begin = (
+        _MESSAGE.pack(0xFFFFFFFF, size, 16, 12, 20, 4, 6, 16, 8, 12, 4, kind, 0, 16),
         number,
-        _TABLE.pack(12, 24, 8, 4, 16, field, 12, 24, rows, 20 + 16 * n, how),
-        struct.pack(f"<4xI{2 * n}q4xI{2 * m}q", n, *counts, m, *places),
-        compression,
+        _TABLE.pack(12, 24, 8, 4, 16, field, 12, 24, 0, 20 + 16 * n, how),
     )
-    pieces += body
+    return b"".join(begin), n, m, compression
+
+
+_METADATA: dict[str | None, list[tuple[bytes, int, int, bytes]]] = {
+    codec: [_metadata(number, codec) for number in (*range(len(_DICTIONARIES)), None)]
+    for codec in (None, *_CODECS)
+}
+
+
+@cython.final
+@cython.cclass
+class _Stream:
+    """Messages of a stream; their large buffers are pieces of their own, and never copied."""
+
+    codec: Any
+    metadata: list[Any]
+    pieces: list[Any]
+    out: Octets
+    owners: list[Any]
+    sizes: cython.longlong[::1]
+    count: cython.Py_ssize_t
+
+    def __init__(self, codec: Any) -> None:
+        self.codec = codec
+        self.metadata = _METADATA[None if codec is None else codec.name]
+        self.pieces = []
+        self.out = Octets(_SMALL)
+        self.owners = []
+        self.sizes = array("q", _NO_SIZES)
+        self.count = 0
+
+    @cython.cfunc
+    def add(self, owner: Any, size: cython.Py_ssize_t) -> cython.int:
+        """The next buffer: so many bytes of `owner`, or zeros where that is None."""
+        if size and self.codec is not None:
+            owner = _compressed(memoryview(_ZEROS if owner is None else owner)[:size], self.codec)
+            size = len(owner)
+        self.owners.append(owner)
+        self.sizes[self.count] = size
+        self.count += 1
+        return 0
+
+    @cython.cfunc
+    def end(
+        self, number: cython.Py_ssize_t, rows: cython.Py_ssize_t, entries: cython.Py_ssize_t
+    ) -> cython.int:
+        """The buffers that were added are a message: a dictionary, or behind these the batch."""
+        out: Octets = self.out
+        at: cython.Py_ssize_t = out.size
+        end: cython.longlong = 0
+        n: cython.Py_ssize_t
+        m: cython.Py_ssize_t
+        k: cython.Py_ssize_t
+        begin: bytes
+        compression: bytes
+        begin, n, m, compression = self.metadata[number]
+        assert m == self.count
+        out.put_bytes(begin)
+        _set_integer(out, out.size + _ROWS_AT, rows)
+        _put_count(out, n)
+        for k in range(n):
+            _put_integer(out, entries if _FIRST_ENTRY <= k <= _LAST_ENTRY else rows)
+            _put_integer(out, 0)  # no nulls
+        _put_count(out, m)
+        for k in range(m):
+            _put_integer(out, end)
+            _put_integer(out, self.sizes[k])
+            end += (self.sizes[k] + 7) & -8
+        out.put_bytes(compression)
+        _set_integer(out, at + _BODY_AT, end)
+        for k in range(m):
+            self._put(self.owners[k], self.sizes[k])
+        self.owners = []
+        self.count = 0
+        return 0
+
+    @cython.cfunc
+    def _put(self, owner: Any, size: cython.Py_ssize_t) -> cython.int:
+        """Write a buffer, and zeros up to a multiple of 8."""
+        out: Octets = self.out
+        data: cython.p_const_uchar
+        if size >= _SMALL:
+            self.pieces.append(out.take())
+            self.pieces.append(memoryview(_ZEROS if owner is None else owner)[:size])
+        elif size:
+            data = _SMALL_ZEROS if owner is None else owner
+            out.put(data, 0, size)
+        data = _SMALL_ZEROS
+        out.put(data, 0, -size & 7)
+        return 0
+
+    @cython.cfunc
+    def finish(self) -> Any:
+        """The stream in pieces."""
+        self.pieces.append(self.out.take())
+        return self.pieces
+
+
+@cython.cfunc
+@cython.inline
+def _set_integer(out: Octets, at: cython.Py_ssize_t, value: cython.longlong) -> cython.int:
+    """Write eight bytes, little-endian, over bytes that are there."""
+    k: cython.Py_ssize_t
+    for k in range(8):
+        out.data[at + k] = (value >> (8 * k)) & 255
+    return 0
+
+
+@cython.cfunc
+@cython.inline
+def _put_integer(out: Octets, value: cython.longlong) -> cython.int:
+    """Append eight bytes, little-endian."""
+    if out.size + 8 > out.room:
+        out.grow(8)
+    out.size += 8
+    return _set_integer(out, out.size - 8, value)
+
+
+@cython.cfunc
+@cython.inline
+def _put_count(out: Octets, count: cython.longlong) -> cython.int:
+    """Append the length of a vector, behind four bytes that align its items."""
+    return _put_integer(out, count << 32)
 
 
 def _compressed(buffer: Any, codec: Any) -> bytes:
@@ -805,18 +962,12 @@ def _compressed(buffer: Any, codec: Any) -> bytes:
     return b"".join((b"\xff" * 8, buffer))
 
 
-def _put_together(pieces: list[Any]) -> list[bytes | memoryview]:
-    """The same bytes in fewer pieces."""
-    together: list[bytes | memoryview] = []
-    small: list[Any] = []
-    for piece in pieces:
-        if len(piece) < _SMALL:
-            small.append(piece)
-        else:
-            together += (b"".join(small), piece)
-            small = []
-    together.append(b"".join(small))
-    return together
+def pack_names(addresses: list[bytes]) -> bytes:
+    """Addresses as `Batch.names` has them."""
+    if len(addresses) > MAX_NAMES or any(len(address) > 255 for address in addresses):
+        return b""
+    names = b"".join(bytes([len(address)]) + address for address in addresses)
+    return names if len(names) <= MAX_NAMES_BYTES else b""
 
 
 def ipc(batch: pa.RecordBatch, compression: Compression = "none") -> memoryview:

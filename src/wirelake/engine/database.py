@@ -3,7 +3,10 @@
 A set of `Changes` is written by one statement. CPython lets its global lock go around every step of
 a statement and must win it back afterwards, which takes milliseconds next to a busy event loop; a
 statement per row would make a commit of a hundred rows take half a second. So all rows of a commit
-travel as JSON arrays of numbers and one blob, and a trigger takes them apart inside SQLite.
+travel as JSON arrays of numbers and one blob, a *load*, and a trigger takes them apart inside
+SQLite. The same loads stand in the log, with a number each, before they come here; the last number
+that has come is kept beside the tables. To bring loads in again that are here already does no harm,
+as long as all that followed them come again too.
 
 Every row has a checksum of its contents, since SQLite itself does not notice a bit that flips in a
 payload. Times are kept as whole microseconds since 1970.
@@ -15,7 +18,8 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -27,11 +31,10 @@ from wirelake.message import NO_FLAGS, Flag, Message
 
 #: What the file says it is (`PRAGMA application_id`), and the version of its schema.
 APPLICATION = int.from_bytes(b"wlke", "big")
-VERSION = 1
+VERSION = 2
 
 SCHEMA = f"""
 PRAGMA application_id = {APPLICATION};
-PRAGMA user_version = {VERSION};
 CREATE TABLE queues (
     name TEXT NOT NULL PRIMARY KEY,
     next INTEGER NOT NULL,      -- no sequence from here on was ever given out
@@ -62,6 +65,15 @@ CREATE TABLE entries (
     value BLOB,                 -- NULL: deleted
     crc INTEGER NOT NULL
 ) WITHOUT ROWID;
+"""
+#: Since version 2.
+_APPLIED = f"""
+CREATE TABLE applied (
+    id INTEGER PRIMARY KEY,     -- 0: there is one row
+    number INTEGER NOT NULL,    -- the last load that has come from the log
+    crc INTEGER NOT NULL
+);
+PRAGMA user_version = {VERSION};
 """
 
 # What is removed goes first, since a queue may be removed and declared again in one commit. A
@@ -100,6 +112,7 @@ CREATE TEMP TRIGGER take_changes INSTEAD OF INSERT ON changes BEGIN
 END;
 """
 _COLUMNS = ("removed", "queues", "drops", "puts", "attempts", "stale", "ids", "entries")
+_SET_APPLIED = "INSERT OR REPLACE INTO applied VALUES (0, ?, ?)"
 _INSERT = f"INSERT INTO changes VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 
 #: SQLite's own limit is 10^9 bytes a row.
@@ -110,7 +123,15 @@ _LOAD = 64 << 20
 PAGE = 4096
 _CHECKPOINT = 2000
 
+#: What one statement takes.
+Load = list[str | bytes | None]
+
+#: Sequences above the last one that was found may have been used, so many at most.
+LEAP = 1_000_000
+
 _encode = msgspec.json.Encoder().encode
+_encode_load = msgspec.msgpack.Encoder().encode
+_decode_load = msgspec.msgpack.Decoder(list).decode
 
 
 class _Fields(msgspec.Struct, omit_defaults=True):
@@ -183,6 +204,26 @@ class Changes:
             self.attempts.pop(key, None)
             self.drops[key] = None
 
+    def follow(self, later: Changes) -> None:
+        """Take in the changes of a later commit."""
+        for queue in later.removed:
+            self.remove(queue)
+        self.queues.update(later.queues)
+        for queue, sequence in later.drops:
+            self.drop(queue, sequence)
+        for stored in later.new.values():
+            self.put(stored, new=True)
+        for stored in later.put_again.values():
+            self.put(stored, new=False)
+        for key, attempts in later.attempts.items():
+            known = self.new.get(key) or self.put_again.get(key)
+            if known is None:
+                self.attempts[key] = attempts
+            else:
+                self.count_attempt(replace(known, attempts=attempts))
+        self.ids += later.ids
+        self.entries.update(later.entries)
+
     def remove(self, queue: str) -> None:
         """Delete a queue and all that is in it."""
         self.queues.pop(queue, None)
@@ -207,17 +248,39 @@ class Database:
         _fill_wal(path)
         self._path = path
 
-    def commit(self, changes: Changes) -> int:
-        """Make changes durable, all or none of them; the bytes that they had."""
-        loads = list(_loads(changes))
+    def commit(self, changes: Changes, number: int | None = None) -> None:
+        """Make changes durable, all or none of them: those up to this number."""
+        self._take(_loads(changes), number)
+
+    def replay(self, loads: Iterable[bytes | memoryview], number: int) -> None:
+        """Take in what is in the log and not here, up to this number."""
+        self._take(map(_decode_load, loads), number)
+
+    def _take(self, loads: Iterable[Load], number: int | None) -> None:
+        with translated(self._path), transaction(self._writer):
+            for load in loads:
+                self._writer.execute(_INSERT, load)
+            if number is not None:
+                self._writer.execute(_SET_APPLIED, (number, applied_crc(number)))
+
+    def applied(self) -> int | None:
+        """The number of the last load that has come from the log, if that is known."""
         with translated(self._path):
-            if len(loads) == 1:
-                self._writer.execute(_INSERT, loads[0])
-            else:
-                with transaction(self._writer):
-                    for load in loads:
-                        self._writer.execute(_INSERT, load)
-        return sum(len(part) for load in loads for part in load if part is not None)
+            found = self._reader.execute("SELECT number FROM applied").fetchone()
+        return None if found is None else int(found[0])
+
+    def declare_missing(self) -> None:
+        """Let every queue that has messages be there."""
+        with translated(self._path):
+            missing = self._reader.execute(
+                "SELECT queue, max(sequence) FROM messages"
+                " WHERE queue NOT IN (SELECT name FROM queues) GROUP BY queue"
+            ).fetchall()
+        declared = Changes()
+        for name, sequence in missing:
+            declared.queues[name] = (QueueSettings(name), sequence + LEAP)
+        if missing:
+            self.commit(declared)
 
     def queues(self) -> Iterator[tuple[QueueSettings, int]]:
         """Every queue, and its next sequence."""
@@ -279,8 +342,10 @@ def connect(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA cell_size_check = ON")
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
         db.execute(f"PRAGMA journal_size_limit = {2 * _CHECKPOINT * PAGE}")
-        if db.execute("PRAGMA user_version").fetchone() == (0,):
-            db.executescript(f"BEGIN IMMEDIATE; {SCHEMA} COMMIT")
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if version < VERSION:
+            tables = "" if version else SCHEMA
+            db.executescript(f"BEGIN IMMEDIATE; {tables} {_APPLIED} COMMIT")
     except BaseException:
         db.close()
         raise
@@ -339,6 +404,11 @@ def entry_crc(key: bytes, revision: int, expires: int, value: bytes | None) -> i
     return start ^ 1 if value is None else crc32(value, start)
 
 
+def applied_crc(number: int) -> int:
+    """The checksum of the row of `applied`."""
+    return crc32(number.to_bytes(8, "little"))
+
+
 def queue_crc(name: bytes, following: int, settings: bytes) -> int:
     """The checksum of a row of `queues`."""
     return crc32(settings, crc32(name, following & 0xFFFFFFFF))
@@ -347,7 +417,12 @@ def queue_crc(name: bytes, following: int, settings: bytes) -> int:
 # Rows
 
 
-def _loads(changes: Changes) -> Iterator[list[bytes | str | None]]:
+def loads(changes: Changes) -> list[bytes]:
+    """Changes for the log."""
+    return [_encode_load(load) for load in _loads(changes)]
+
+
+def _loads(changes: Changes) -> Iterator[Load]:
     """The parameters of the statements that write the changes."""
     load = _Load()
     load.rows["removed"] = list(changes.removed)
@@ -362,8 +437,9 @@ def _loads(changes: Changes) -> Iterator[list[bytes | str | None]]:
         load.rows["stale"] = [(queue, now) for queue in {row[0] for row in changes.ids}]
         for queue, until, identity in changes.ids:
             text = identity.encode(errors="surrogatepass")
-            load.rows["ids"].append((queue, _microseconds(until), load.end, len(text)))
-            load.add(text)
+            if (micros := _microseconds(until)) >= now:
+                load.rows["ids"].append((queue, micros, load.end, len(text)))
+                load.add(text)
     for stored in (*changes.new.values(), *changes.put_again.values()):
         if load.end > _LOAD:
             yield load.parameters()
@@ -420,7 +496,7 @@ class _Load:
         self.rows["entries"].append((entry.key, entry.revision, expires, self.end, size, crc))
         self.add(entry.value or b"")
 
-    def parameters(self) -> list[bytes | str | None]:
+    def parameters(self) -> Load:
         """What the statement takes; what has no rows is NULL."""
         parts = [_encode(rows).decode() if rows else None for rows in self.rows.values()]
         return [*parts, b"".join(self._data)]

@@ -20,7 +20,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +28,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wirelake.engine.base import PARTITIONS, LogBatch, Position
-from wirelake.engine.batch import Batch, Compression, Rows, decode, ipc
+from wirelake.engine.batch import MAX_NAMES_BYTES, Batch, Compression, Rows, decode, ipc
 from wirelake.engine.recovery import Recovery
 from wirelake.engine.retention import Going, Retention, expired, groups, rewrite
 from wirelake.engine.segment import (
-    MAX_NAMES_BYTES,
     RECORD_HEADER,
     Draft,
     Header,
@@ -41,10 +40,13 @@ from wirelake.engine.segment import (
     Piece,
     Reader,
     Segment,
+    changes_record,
+    filling,
     head,
     is_whole,
     parse_header,
     parse_names,
+    place_in,
     record,
     sync_folder,
     write_all,
@@ -58,7 +60,12 @@ SEGMENT_RECORDS = 1 << 14
 #: So much is read to see that it is whole when a log is opened; the rest is checked by `tidy`.
 CHECK_BYTES = 1 << 30
 
+#: A commit of up to so many bytes, where it lets the file grow, lets it grow by so many more.
+SMALL_COMMIT = 64 << 10
+FILLING = 1 << 20
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM = (*_FULL, errno.EFBIG)
 
 
 class Log:
@@ -68,13 +75,13 @@ class Log:
         self,
         folder: Path,
         *,
-        partitions: int = PARTITIONS,
+        partitions: int | None = PARTITIONS,
         segment_bytes: int = SEGMENT_BYTES,
         compression: Compression = "none",
         check_bytes: int = CHECK_BYTES,
     ) -> None:
+        """`partitions`: None for as many as it has, or the usual number of them."""
         self.folder = folder
-        self.partitions = partitions
         self._segment_bytes = segment_bytes
         self._compression = compression
         self._writing = threading.Lock()  # held by who writes, and by who begins a segment
@@ -83,7 +90,9 @@ class Log:
         self._batches: list[Batch] = []  # taken, and not durable
         self._taken = 0
         self._durable = 0
+        self._applied = 0  # the last changes that the database has
         self._file = -1
+        self._filled = 0  # the size of the file, of which the last part is the filling
         self._suspect = False  # may the end of the last segment hold what was not written whole?
         with _mapped("the log cannot be opened"):
             if not folder.exists():
@@ -91,12 +100,12 @@ class Log:
                 sync_folder(folder.parent)
             self._folder_lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                self._open(check_bytes)
+                self._open(partitions, check_bytes)
             except BaseException:
                 self._let_go()
                 raise
 
-    def _open(self, check_bytes: int) -> None:
+    def _open(self, partitions: int | None, check_bytes: int) -> None:
         try:
             fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -105,20 +114,25 @@ class Log:
         found.run(check_bytes)
         self.damage = found.damage
         if found.identity is None:
-            found.identity = Identity(self.partitions, secrets.token_bytes(8))
-            found.offsets = [0] * self.partitions
-        elif found.identity.partitions != self.partitions:
+            found.identity = Identity(partitions or PARTITIONS, secrets.token_bytes(8))
+            found.offsets = [0] * found.identity.partitions
+        elif partitions not in (None, found.identity.partitions):
             raise ConfigError(
                 "partitions", f"the log was made with {found.identity.partitions} partitions"
             )
+        self.partitions = found.identity.partitions
         self._identity = found.identity
         self._segments = found.segments
+        self._changes = {
+            header.base: (segment, at, header) for segment, at, header in found.changes
+        }
         self._rows = Rows(self.partitions, found.offsets, seed=secrets.randbits(32))
         # Offsets that no record tells are in the head of a segment.
         if not self._segments or self._segments[-1].ends() != found.offsets:
             self._begin_segment(found.offsets)
         else:
             self._file = _open_for_writing(self._segments[-1].path)
+            self._filled = self._segments[-1].size
 
     # Writing
 
@@ -137,36 +151,48 @@ class Log:
         """The bytes that are not durable yet."""
         return int(self._rows.appended - self._durable)
 
-    def write(self) -> None:
-        """Make all that was appended durable; what cannot be written now is kept."""
+    def write(self, changes: Sequence[bytes] = (), number: int = 0) -> None:
+        """Make all that was appended durable, and changes with the numbers from this one on.
+
+        What cannot be written now is kept, but for the changes: they are to come again.
+        """
         with self._writing:
             taken = self._rows.take()
             self._batches += taken.batches(self._compression)
             self._taken += taken.size
-            if not self._batches:
+            if not self._batches and not changes:
                 return
             with _mapped("the log cannot be written", retriable=True):
-                self._write()
+                self._write(changes, number)
             self._batches = []
             self._durable += self._taken
             self._taken = 0
 
-    def _write(self) -> None:
-        """Write the batches that were taken, all of them or none."""
+    def _write(self, changes: Sequence[bytes], number: int) -> None:
+        """Write changes and the batches that were taken, all of them or none."""
         segment = self._segments[-1]
         large = segment.records and segment.size >= self._segment_bytes
         if large or segment.records >= SEGMENT_RECORDS or self._suspect:
             segment = self._begin_segment(segment.ends())
+        first, total = len(changes), len(changes) + len(self._batches)
         headers: list[tuple[int, Header]] = []
         pieces: list[Piece] = []
         end = segment.size
-        for batch in self._batches:
-            header, parts = record(batch, self._identity)
+        for header, parts in [
+            *(
+                changes_record(body, number + k, self._identity, place_in(total, k))
+                for k, body in enumerate(changes)
+            ),
+            *(
+                record(batch, self._identity, place_in(total, k))
+                for k, batch in enumerate(self._batches, first)
+            ),
+        ]:
             headers.append((end, header))
             pieces += parts
             end += header.size
         try:
-            write_all(self._file, pieces, segment.size)
+            self._put(segment, pieces, end)
             os.fdatasync(self._file)
         except OSError as error:
             self._cut_back(segment, error)
@@ -176,6 +202,22 @@ class Log:
                 segment.add(header, at)
             segment.size = end
 
+    def _put(self, segment: Segment, pieces: list[Piece], end: int) -> None:
+        """Write pieces behind what is there, and something to be overwritten by the next ones."""
+        more = min(FILLING, self._segment_bytes - end)
+        if end > self._filled and end - segment.size <= SMALL_COMMIT and more > 0:
+            try:
+                write_all(self._file, [*pieces, filling(self._identity, end, more)], segment.size)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                os.ftruncate(self._file, segment.size)
+            else:
+                self._filled = end + more
+                return
+        write_all(self._file, pieces, segment.size)
+        self._filled = max(self._filled, end)
+
     def _cut_back(self, segment: Segment, error: OSError) -> None:
         """Undo a write that failed."""
         # After a failed sync the system may take pages for clean that were never written, so
@@ -183,8 +225,36 @@ class Log:
         self._suspect = error.errno not in _FULL
         try:
             os.ftruncate(self._file, segment.size)
+            self._filled = segment.size
         except OSError:
             self._suspect = True
+
+    def _cut_filling(self) -> None:
+        """Let the file end where its records do."""
+        if self._file >= 0 and self._filled > self._segments[-1].size:
+            with suppress(OSError):  # it will be found out when the log is opened
+                os.ftruncate(self._file, self._segments[-1].size)
+                self._filled = self._segments[-1].size
+
+    def found_changes(self) -> list[int]:
+        """The numbers of all changes that were found when the log was opened, in order."""
+        return sorted(self._changes)
+
+    def changes(self, number: int) -> memoryview:
+        """The changes of a number that was found."""
+        segment, at, header = self._changes[number]
+        with Reader(segment.path) as reader:
+            data = reader.read(at, header.size)
+        if not is_whole(data, header):
+            raise EngineError(
+                f"changes {number} of queues and keys are damaged: {segment.path.name}, byte {at}"
+            )
+        return data[RECORD_HEADER:]
+
+    def applied(self, number: int) -> None:
+        """The database has all changes up to this number: they need not be kept here."""
+        self._applied = number
+        self._changes = {}
 
     def _begin_segment(self, offsets: Sequence[int]) -> Segment:
         number = self._segments[-1].name.last + 1 if self._segments else 0
@@ -195,8 +265,10 @@ class Log:
         segment.checked = True
         file = _open_for_writing(segment.path)
         if self._file >= 0:
+            self._cut_filling()
             os.close(self._file)
         self._file = file
+        self._filled = segment.size
         self._suspect = False
         empty = [last for last in self._segments[-1:] if not last.records]
         with self._changing:
@@ -321,22 +393,30 @@ class Log:
             going = self._delete_expired(now, retention)
             if self._end_old_segment(now, retention):
                 going = self._delete_expired(now, retention)
-            for segment in self._segments[:-1]:
+            for segment in self._complete():
                 if not segment.checked:
                     segment = self._check(segment)
                 segment.write_index()
-            for group in groups(self._segments[:-1], going, self._segment_bytes):
+            for group in groups(self._complete(), going, self._segment_bytes):
                 merged = rewrite(group, going, retention, self._identity, self._compression)
                 merged.write_index()
                 self._replace(group, [merged])
 
     def _delete_expired(self, now: float, retention: Sequence[Retention]) -> Going:
         """Delete the segments of which nothing stays; what else goes is returned."""
-        going = expired(self._segments[:-1], retention, now)
+        complete = self._complete()
+        for segment in complete:
+            if not segment.batches:
+                self._replace([segment], [])
+        going = expired([one for one in complete if one.batches], retention, now)
         for segment, rules in going.items():
             if rules is None:
                 self._replace([segment], [])
         return going
+
+    def _complete(self) -> list[Segment]:
+        """The segments that nobody writes to, and whose changes nobody needs."""
+        return [one for one in self._segments[:-1] if one.last_changes <= self._applied]
 
     def _end_old_segment(self, now: float, retention: Sequence[Retention]) -> bool:
         """Let rows go in time even where so few come in that the last segment never fills."""
@@ -345,7 +425,7 @@ class Log:
             return False
         with self._writing:
             last = self._segments[-1]
-            if not last.records or last.earliest >= (now - min(ages)) * 1e6:
+            if not last.batches or last.earliest >= (now - min(ages)) * 1e6:
                 return False
             self._begin_segment(last.ends())
             return True
@@ -380,6 +460,7 @@ class Log:
         try:
             self.write()
         finally:
+            self._cut_filling()
             self._let_go()
 
     def _let_go(self) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wirelake.engine.segment import (
+    CHANGES,
     DRAFT,
     Damage,
     Draft,
@@ -46,6 +47,9 @@ class Recovery:
     #: The next offset of each partition, behind all that was or may have been there.
     offsets: list[int] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
+    #: Where changes are that the database may not have, and their headers, in order.
+    changes: list[tuple[Segment, int, Header]] = field(default_factory=list)
+    _last_changes: int = 0
 
     def run(self, check_bytes: int) -> None:
         """Look at all files; the newest, up to so many bytes, are read whole."""
@@ -83,31 +87,39 @@ class Recovery:
             if known is not None and not check and segment.read_index():
                 self._move(segment, certain)
                 return segment
-            for found in scan(reader, self.identity, bodies=check):
+            everything, segment.size = scan(reader, self.identity, bodies=check)
+            for found in everything:
                 if isinstance(found, Damage):
                     damages.append(found)
                     self._doubt(found)
                     continue
                 at, header = found
                 # A write that failed, and could not be undone, stands here twice.
-                if header.base >= certain[header.partition]:
+                if header.partition == CHANGES:
+                    if header.base > self._last_changes:
+                        records.append((at, header))
+                        self._last_changes = header.base
+                elif header.base >= certain[header.partition]:
                     records.append((at, header))
                     certain[header.partition] = header.base + header.count
                     self.offsets[header.partition] = header.base + header.count
-            segment.size = reader.size
             for damage in damages:
                 self._set_aside(reader, path, damage)
+            tail = [damage.begin for damage in damages if damage.end == segment.size]
             if damages:
                 segment.index_path.unlink(missing_ok=True)
-                tail = [damage.begin for damage in damages if damage.end == segment.size]
-                if known is not None and len(damages) == len(tail):
-                    os.truncate(path, tail[0])
-                    segment.size = tail[0]
-                    _sync(path)
-                else:
+            if known is None or len(damages) > len(tail):
+                if damages:
                     segment, records = self._write_again(reader, segment, records)
+            else:
+                segment.size = min([segment.size, *tail])
+                if segment.size < reader.size:
+                    os.truncate(path, segment.size)
+                    _sync(path)
         for at, header in records:
             segment.add(header, at)
+            if header.partition == CHANGES:
+                self.changes.append((segment, at, header))
         segment.checked = check
         return segment
 
@@ -154,10 +166,10 @@ class Recovery:
         """Let the offsets go on behind what is lost."""
         if damage.torn:
             return
-        if damage.lost is None:
+        lost = damage.lost
+        if lost is None:
             self.offsets = [offset + damage.most_rows for offset in self.offsets]
-        else:
-            lost = damage.lost
+        elif lost.partition != CHANGES:
             end = lost.base + lost.count
             self.offsets[lost.partition] = max(self.offsets[lost.partition], end)
 
@@ -168,7 +180,9 @@ class Recovery:
             draft.copy(reader, damage.begin, damage.end)
         what = "are not complete" if damage.torn else "are damaged"
         rows = ""
-        if (lost := damage.lost) is not None:
+        if (lost := damage.lost) is not None and lost.partition == CHANGES:
+            rows = f": changes {lost.base} of queues and keys"
+        elif lost is not None:
             rows = f": rows [{lost.base}, {lost.base + lost.count}) of partition {lost.partition}"
         self._report(
             f"{path.name}: bytes [{damage.begin}, {damage.end}) {what}{rows}; kept in {kept.name}"

@@ -29,6 +29,7 @@ from wirelake.engine.batch import (
     Compression,
     decode,
     ipc,
+    pack_names,
 )
 from wirelake.engine.segment import (
     RECORD_HEADER,
@@ -108,14 +109,17 @@ def groups(segments: Sequence[Segment], going: Going, limit: int) -> list[list[S
 
 def _merged_size(segment: Segment) -> int:
     """About the size that a segment will have when its batches are large."""
-    return max(segment.size - _OVERHEAD * segment.records, segment.size // 16)
+    size = segment.size - segment.changes_bytes
+    return max(size - _OVERHEAD * segment.batches, size // 16)
 
 
 def _is_worth_it(group: list[Segment], going: Going) -> bool:
     if any(segment in going for segment in group) or len(group) >= _GAIN:
         return True
+    if any(segment.changes_bytes > segment.size // _GAIN for segment in group):
+        return True
     fewest = len(group[0].starts) + sum(map(_merged_size, group)) // BATCH_BYTES
-    return sum(segment.records for segment in group) >= _GAIN * fewest
+    return sum(segment.batches for segment in group) >= _GAIN * fewest
 
 
 def rewrite(
@@ -210,7 +214,7 @@ class _Merge:
             min(header.first_time for header in headers),
             max(header.last_time for header in headers),
             [ipc(batch, self._compression)],
-            batch.column("address").dictionary.cast(pa.binary()).to_pylist(),
+            pack_names(batch.column("address").dictionary.cast(pa.binary()).to_pylist()),
         )
         header, pieces = record(merged, self._identity)
         self._merged.add(header, self._draft.write(pieces))

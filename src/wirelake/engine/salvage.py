@@ -30,9 +30,11 @@ import msgspec
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.database import (
     APPLICATION,
+    LEAP,
     PAGE,
     VERSION,
     Database,
+    applied_crc,
     connect,
     entry_crc,
     message_crc,
@@ -43,9 +45,6 @@ from wirelake.engine.database import (
 from wirelake.errors import EngineError
 
 log = logging.getLogger("wirelake.engine")
-
-#: Sequences above the last one that was found may have been used.
-_LEAP = 1_000_000
 
 _WAL_HEADER = struct.Struct(">8I")
 _FRAME_HEADER = struct.Struct(">6I")
@@ -60,12 +59,16 @@ _TABLES = {
     "messages": "queue, sequence, attempts, expires, due, fields, payload, crc",
     "ids": "queue, until, id",
     "entries": "key, revision, expires, value, crc",
+    "applied": "id, number, crc",
 }
+#: Those of version 1.
+_FIRST_TABLES = set(_TABLES) - {"applied"}
 _KEYS = {
     "queues": "name",
     "messages": "queue, sequence",
     "ids": "queue, until, id",
     "entries": "key",
+    "applied": "id",
 }
 
 Row = tuple[object, ...]
@@ -128,11 +131,11 @@ def _problem_of_pages(db: sqlite3.Connection, path: Path) -> str:
     tables = {name.decode() for (name,) in db.execute("SELECT name FROM sqlite_schema")}
     if not tables and application == version == 0:
         return ""  # made, but killed before the tables were
-    if application != APPLICATION and not tables >= set(_TABLES):
+    if application != APPLICATION and not tables >= _FIRST_TABLES:
         raise EngineError(f"{path}: a database, but not of a broker")
     if version > VERSION and application == APPLICATION:
         raise EngineError(f"{path}: has version {version}; this program knows up to {VERSION}")
-    if application != APPLICATION or version != VERSION:
+    if application != APPLICATION or not 0 < version <= VERSION:
         return "its header is not what it should be"
     (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
     return "" if result == b"ok" else result.decode(errors="replace").replace("\n", ", ")
@@ -140,8 +143,9 @@ def _problem_of_pages(db: sqlite3.Connection, path: Path) -> str:
 
 def _problem_of_rows(db: sqlite3.Connection) -> str:
     """The first row whose checksum is wrong."""
-    for table, columns in _TABLES.items():
-        for row in db.execute(f"SELECT {columns} FROM {table}"):
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    for table in _TABLES if version == VERSION else _FIRST_TABLES:
+        for row in db.execute(f"SELECT {_TABLES[table]} FROM {table}"):
             if not _is_whole(table, row):
                 return f"a checksum is wrong in {table}, {_KEYS[table]} = {row[:2]!r}"
     return ""
@@ -160,6 +164,7 @@ def _is_whole(table: str, row: Row) -> bool:
         "entries": lambda key, revision, expires, value, crc: (
             crc == entry_crc(key, revision, expires, value)
         ),
+        "applied": lambda id, number, crc: crc == applied_crc(number),
     }
     try:
         return checks[table](*row)
@@ -371,7 +376,7 @@ def _declare(new: sqlite3.Connection, last: dict[object, int]) -> None:
         assert isinstance(name, str)
         found = new.execute("SELECT settings FROM queues WHERE name = ?", (name,)).fetchone()
         settings = found[0].encode() if found else msgspec.json.encode(QueueSettings(name))
-        following = sequence + _LEAP
+        following = sequence + LEAP
         crc = queue_crc(name.encode(), following, settings)
         new.execute(
             "INSERT OR REPLACE INTO queues (name, next, settings, crc) VALUES (?, ?, ?, ?)",

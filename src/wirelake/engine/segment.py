@@ -3,8 +3,13 @@
 A segment begins with a head (the log's mark, how many partitions it has, the offset at which each
 of them went on) and then holds records, one a batch: a header of fixed size with a checksum of its
 own, the batch's addresses where they are few, and the batch as `wirelake.engine.batch` wrote it.
-Nothing in it is ever changed. A segment that is rewritten, since its batches were small or some of
-its rows had expired, is a new file that stands for the old ones.
+Other records hold *changes*, which are nobody's rows: what a commit does to queues and keys, until
+the database has it. Nothing in a segment is ever changed. A segment that is rewritten, since its
+batches were small or some of its rows had expired, is a new file that stands for the old ones.
+
+The records of a commit are numbered. The segment that is being written ends with a *filling*, as a
+sync of a file that grows takes far longer. What a power failure leaves of the last commit, sectors
+of that filling among others that were written, is told from damage by them: it was never durable.
 
 The name of a file, `000000003-000000005-1.log`, says which segments it stands for, and how many
 times they were rewritten. Where a crash left both, the one rewritten more often counts.
@@ -18,12 +23,13 @@ is only there to start faster: one that is missing or wrong is made again.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,9 +48,13 @@ _HEAD_MAGIC = b"WLSG"
 VERSION = 1
 _SUM = struct.Struct("<I")
 
-#: Magic, partitions, mark, partition, rows, base, first and last time, bytes of addresses and of
-#: the batch, their checksum, and the checksum of all this.
-_RECORD = struct.Struct("<4sI8sIIqqqIIII")
+#: Magic, partitions, place in the commit, mark, partition, rows, base, first and last time, bytes
+#: of addresses and of the batch, their checksum, and the checksum of all this.
+_RECORD = struct.Struct("<4sHH8sIIqqqIIII")
+#: The partition that changes stand in; their base is their number.
+CHANGES = 0xFFFFFFFF
+#: The bit of a place that says that another record of the same commit follows.
+_MORE = 0x8000
 _RECORD_MAGIC = b"WLR1"
 RECORD_HEADER = _RECORD.size
 _HEADER_SUM_AT = RECORD_HEADER - _SUM.size
@@ -54,10 +64,9 @@ _LEAST_RECORD = 1024
 _INDEX = struct.Struct("<4sIq")
 _INDEX_MAGIC = b"WLI1"
 
-#: A record names its addresses if they are so few, so that readers can skip it.
-MAX_NAMES = 64
-MAX_NAMES_BYTES = 4096
-
+#: What a disk writes whole or not at all; fewer bytes than that may look filled by chance.
+_SECTOR = 512
+_LEAST_SHARE = 16
 #: Files are read in steps of this size, where records are small.
 _STEP = 256 << 10
 _COPY = 8 << 20
@@ -98,19 +107,29 @@ class Identity(NamedTuple):
     mark: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """What a record's header says."""
 
     identity: Identity
+    place: int  # among the records of its commit, see `place_in`
     partition: int
-    count: int
+    count: int  # type: ignore[assignment]  # nobody misses tuple.count
     base: int
     first_time: int
     last_time: int
     names: int
     body: int
     checksum: int
+
+    @property
+    def is_first(self) -> bool:
+        """Does its commit begin with it?"""
+        return self.place & ~_MORE == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Does its commit end with it?"""
+        return not self.place & _MORE
 
     @property
     def size(self) -> int:
@@ -122,8 +141,7 @@ class Header:
 class Damage:
     """Bytes [begin, end) of a segment that are no record.
 
-    `torn`: the file ends inside a record, as when a write was interrupted. `lost`: the record that
-    was there, if that is known.
+    `torn`: as when a write was interrupted. `lost`: the record that was there, if that is known.
     """
 
     begin: int
@@ -158,15 +176,18 @@ class Entries:
 
     def add(self, header: Header, at: int) -> None:
         """Add a record."""
-        end = header.base + header.count
-        values = header.base, header.first_time, header.last_time, at, header.size, end
+        size = header.size
         if not self.end or header.first_time < self.earliest:
             self.earliest = header.first_time
         if not self.end or header.last_time > self.latest:
             self.latest = header.last_time
-        self.bytes += header.size
-        for column, value in zip(self.columns(), values, strict=True):
-            column.append(value)
+        self.bytes += size
+        self.base.append(header.base)
+        self.first_time.append(header.first_time)
+        self.last_time.append(header.last_time)
+        self.at.append(at)
+        self.size.append(size)
+        self.end.append(header.base + header.count)
 
     def summarise(self) -> None:
         """Work out what is known of all records."""
@@ -186,6 +207,9 @@ class Segment:
         self.starts = list(starts)
         self.entries = [Entries() for _ in starts]
         self.size = 0
+        self.records = 0
+        #: The number of the last changes here; 0 where the database is known to have them.
+        self.last_changes = 0
         #: Rules of retention, and how many bytes each of them has here.
         self.shares: tuple[object, list[int]] | None = None
         #: Have all bytes been looked at since the log was opened?
@@ -194,9 +218,14 @@ class Segment:
         self.indexed = False
 
     @property
-    def records(self) -> int:
+    def batches(self) -> int:
         """How many batches there are."""
         return sum(len(entries.end) for entries in self.entries)
+
+    @property
+    def changes_bytes(self) -> int:
+        """What of it is no batch."""
+        return self.size - sum(entries.bytes for entries in self.entries)
 
     @property
     def earliest(self) -> int:
@@ -215,7 +244,11 @@ class Segment:
 
     def add(self, header: Header, at: int) -> None:
         """Take a record, which is on the disk, into account."""
-        self.entries[header.partition].add(header, at)
+        self.records += 1
+        if header.partition == CHANGES:
+            self.last_changes = header.base
+        else:
+            self.entries[header.partition].add(header, at)
 
     def ends(self) -> list[int]:
         """The offsets at which the partitions go on behind it."""
@@ -272,6 +305,7 @@ class Segment:
                 column.extend(numbers[at : at + count])
                 at += count
             entries.summarise()
+            self.records += count
         self.size = size
         self.indexed = True
         return True
@@ -348,35 +382,59 @@ def read_head(reader: Reader) -> tuple[Identity, list[int]] | None:
     return Identity(partitions, mark), list(array("q", data[_HEAD.size : size].tobytes()))
 
 
-def record(batch: Batch, identity: Identity) -> tuple[Header, list[Piece]]:
+def place_in(commit: int, number: int) -> int:
+    """The place of a record in a commit of so many."""
+    return min(number, _MORE - 1) | (_MORE if number < commit - 1 else 0)
+
+
+def record(batch: Batch, identity: Identity, place: int = 0) -> tuple[Header, list[Piece]]:
     """A batch as it is written to a segment."""
-    names = _names(batch.addresses)
+    names = batch.names
     checksum = crc32(names)
+    size = 0
     for piece in batch.pieces:
         checksum = crc32(piece, checksum)
-    fields = (
+        size += len(piece)
+    header = Header(
+        identity,
+        place,
         batch.partition,
         batch.count,
         batch.base,
         batch.first_time,
         batch.last_time,
         len(names),
-        sum(map(len, batch.pieces)),
+        size,
         checksum,
     )
-    data = _RECORD.pack(_RECORD_MAGIC, *identity, *fields, 0)[:_HEADER_SUM_AT]
-    data += _SUM.pack(crc32(data))
-    return Header(identity, *fields), [data + names, *batch.pieces]
+    return header, [_packed(header) + names, *batch.pieces]
+
+
+def changes_record(
+    body: bytes, number: int, identity: Identity, place: int
+) -> tuple[Header, list[Piece]]:
+    """Changes as they are written to a segment."""
+    header = Header(identity, place, CHANGES, 0, number, 0, 0, 0, len(body), crc32(body))
+    return header, [_packed(header), body]
+
+
+def _packed(header: Header) -> bytes:
+    """The bytes of a header."""
+    (partitions, mark), place, *fields = header
+    data = _RECORD.pack(_RECORD_MAGIC, partitions, place, mark, *fields, 0)[:_HEADER_SUM_AT]
+    return data + _SUM.pack(crc32(data))
 
 
 def parse_header(data: memoryview) -> Header | None:
     """What a record's header says, if it is one."""
     if len(data) < RECORD_HEADER or data[:4] != _RECORD_MAGIC:
         return None
-    _, partitions, mark, partition, *fields, checksum = _RECORD.unpack(data[:RECORD_HEADER])
-    if crc32(data[:_HEADER_SUM_AT]) != checksum or partition >= partitions:
+    _, partitions, place, mark, partition, *fields, checksum = _RECORD.unpack(data[:RECORD_HEADER])
+    if crc32(data[:_HEADER_SUM_AT]) != checksum:
         return None
-    return Header(Identity(partitions, mark), partition, *fields)
+    if partition >= partitions and partition != CHANGES:
+        return None
+    return Header(Identity(partitions, mark), place, partition, *fields)
 
 
 def parse_names(names: memoryview) -> list[str]:
@@ -390,22 +448,16 @@ def parse_names(names: memoryview) -> list[str]:
     return found
 
 
-def _names(addresses: list[bytes]) -> bytes:
-    """Addresses for a record, none where there are many."""
-    if len(addresses) > MAX_NAMES or any(len(address) > 255 for address in addresses):
-        return b""
-    names = b"".join(bytes([len(address)]) + address for address in addresses)
-    return names if len(names) <= MAX_NAMES_BYTES else b""
-
-
 def scan(
     reader: Reader, identity: Identity, *, bodies: bool
-) -> Iterator[tuple[int, Header] | Damage]:
+) -> tuple[list[tuple[int, Header] | Damage], int]:
     """All that is in a segment, in order: records and where they are, and what is damaged.
 
-    The batches themselves are looked at only if `bodies` says so.
+    And where it ends: nothing but its filling follows, if anything. The batches themselves are
+    looked at only if `bodies` says so.
     """
-    size = reader.size
+    found: list[tuple[int, Header] | Damage] = []
+    size = _filled_from(reader, identity)
     at = head_size(identity.partitions)
     if read_head(reader) is None:
         at = 0
@@ -413,19 +465,44 @@ def scan(
         header = parse_header(reader.read(at, RECORD_HEADER))
         if header is None or header.identity != identity:
             end = _find(reader, at + 1, size, identity)
-            torn = end == size and (size - at < RECORD_HEADER or _is_empty(reader, at, size))
-            yield Damage(at, end, torn)
-            at = end
-            continue
-        end = at + header.size
-        if end > size:
-            yield Damage(at, size, True, header)
-            return
-        if bodies and not is_whole(reader.read(at, header.size), header):
-            yield Damage(at, end, False, header)
+            torn = size - at < RECORD_HEADER or _is_unwritten(reader, at, end, identity)
+            found.append(Damage(at, end, torn))
+        elif (end := at + header.size) > reader.size:
+            end = size
+            found.append(Damage(at, end, True, header))
+        elif bodies and not is_whole(reader.read(at, header.size), header):
+            found.append(Damage(at, end, _is_unwritten(reader, at, end, identity), header))
         else:
-            yield at, header
-        at = end
+            found.append((at, header))
+        at = end  # behind `size` where a record ends with what the filling has there
+    return _without_torn(found, at), at
+
+
+def _without_torn(
+    found: list[tuple[int, Header] | Damage], end: int
+) -> list[tuple[int, Header] | Damage]:
+    """The same with the last commit, if a record of it is torn, as one that is.
+
+    Anywhere else, what looks torn is damaged: what follows a commit was written after its sync.
+    """
+    first = None
+    for k in range(len(found) - 1, -1, -1):
+        one = found[k]
+        header = one.lost if isinstance(one, Damage) else one[1]
+        if isinstance(one, Damage) and one.torn:
+            first = k
+        if header is not None and header.is_first:
+            break
+    kept = [replace(one, torn=False) if isinstance(one, Damage) else one for one in found[:first]]
+    if first is None:
+        return kept
+    torn = found[first]
+    assert isinstance(torn, Damage)
+    begin = torn.begin
+    while kept and not isinstance(before := kept[-1], Damage) and not before[1].is_last:
+        begin = before[0]
+        kept.pop()
+    return [*kept, replace(torn, begin=begin, end=end)]
 
 
 def is_whole(data: memoryview, header: Header) -> bool:
@@ -445,8 +522,8 @@ def find_identity(reader: Reader) -> Identity | None:
 
 def _find(reader: Reader, at: int, size: int, identity: Identity) -> int:
     """Where the next record begins, or the size of the file."""
-    sought = _RECORD.pack(_RECORD_MAGIC, *identity, *[0] * 9)[:16]
-    for found in _occurrences(reader, at, size, sought):
+    for found in _occurrences(reader, at + 8, size, identity.mark):
+        found -= 8
         if parse_header(reader.read(found, RECORD_HEADER)) is not None:
             return found
     return size
@@ -467,14 +544,44 @@ def _occurrences(reader: Reader, at: int, size: int, sought: bytes) -> Iterator[
         at += len(data) - len(sought) + 1
 
 
-def _is_empty(reader: Reader, at: int, size: int) -> bool:
-    """Is there nothing but zeros, as where a file was made longer and never written?"""
-    while at < size:
-        data = reader.read(at, min(_STEP, size - at))
-        if bytes(data).strip(b"\0"):
-            return False
-        at += len(data)
-    return True
+def filling(identity: Identity, at: int, size: int) -> memoryview:
+    """What stands in [at, at + size) of a file where nothing was written yet.
+
+    Nobody knows it who does not know the mark.
+    """
+    sector = hashlib.shake_128(identity.mark).digest(_SECTOR)
+    begin = at % _SECTOR
+    return memoryview(sector * (size // _SECTOR + 2))[begin : begin + size]
+
+
+def _filled_from(reader: Reader, identity: Identity) -> int:
+    """From where on there is nothing but the filling, or the size of the file."""
+    end = reader.size
+    while end > 0:
+        at = max(0, end - _STEP)
+        data = reader.read(at, end - at)
+        expected = filling(identity, at, end - at)
+        if data != expected:
+            k = len(data)
+            while k > 0 and data[k - 1] == expected[k - 1]:
+                k -= 1
+            end = at + k
+            break
+        end = at
+    return end if reader.size - end >= _LEAST_SHARE else reader.size
+
+
+def _is_unwritten(reader: Reader, at: int, end: int, identity: Identity) -> bool:
+    """Was a sector's share of these bytes never written, or are they all zeros?"""
+    zeros = True
+    while at < end:
+        stop = min(end, (at // _SECTOR + 1) * _SECTOR)
+        data = reader.read(at, stop - at)
+        if stop - at >= _LEAST_SHARE and data == filling(identity, at, stop - at):
+            return True
+        zeros = zeros and not any(data)
+        at = stop
+    return zeros
 
 
 def write_all(file: int, pieces: list[Piece], at: int) -> None:

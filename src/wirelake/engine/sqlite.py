@@ -1,5 +1,9 @@
 """The engine on the disk: queues and data store in SQLite, what passed by in the log's files.
 
+**One write.** A commit is one write to the log and one fdatasync: the rows that passed by, and what
+it does to queues and keys. The database has that a while later (`tables.py`); what it has not when
+we are killed is brought in from the log at the next start.
+
 **Turns.** What is written in one turn of the event loop is durable all or not at all: a message
 that moves from one queue to another is never in neither of them. A turn holds the lock of the open
 batch from its first write to its end, so only the writer ever waits for it.
@@ -27,7 +31,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -41,10 +45,11 @@ from wirelake.engine.base import (
     Stored,
 )
 from wirelake.engine.batch import Compression
-from wirelake.engine.database import LARGEST, Changes
+from wirelake.engine.database import LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention
 from wirelake.engine.salvage import open_database
+from wirelake.engine.tables import FIRST_RETRY, LAST_RETRY, Tables
 from wirelake.errors import EngineError
 from wirelake.wire import FrameTable
 
@@ -53,10 +58,6 @@ log = logging.getLogger("wirelake.engine")
 #: How long a commit for which nobody waits is put off (seconds), unless so many bytes are waiting.
 LINGER = 0.05
 EAGER_BYTES = 1 << 20
-
-#: A failed commit is tried again after this many seconds, then twice as many, up to a limit.
-FIRST_RETRY = 0.1
-LAST_RETRY = 2.0
 
 #: Sequences are reserved in blocks of this many, the next one when half of it is used.
 BLOCK = 1 << 16
@@ -90,12 +91,13 @@ class Statistics:
 class _Batch:
     """What the next commit has to write, and who waits for it."""
 
-    __slots__ = ("actions", "changes", "number", "settled", "touched")
+    __slots__ = ("actions", "changes", "loads", "number", "settled", "touched")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.touched = False
         self.changes = Changes()
+        self.loads: list[bytes] | None = None  # the changes for the log
         self.actions: list[Callable[[], object]] = []
         self.settled: list[threading.Event] = []
 
@@ -137,21 +139,28 @@ class SqliteEngine(Engine):
         self._database = open_database(
             folder / "broker.db", self.damage, used=(folder / "log").exists()
         )
-        self._log: Log | None = None
+        self._is_repaired = bool(self.damage)
         try:
-            self._queues = self._read_queues()
-            if capture:
-                self._log = Log(
-                    folder / "log",
-                    partitions=partitions,
-                    segment_bytes=segment_bytes,
-                    compression=compression,
-                )
-                self.partitions = partitions
-                self.damage += self._log.damage
+            self._log = Log(
+                folder / "log",
+                partitions=partitions if capture else None,
+                segment_bytes=segment_bytes,
+                compression=compression,
+            )
         except BaseException:
             self._database.close()
             raise
+        try:
+            self.damage += self._log.damage
+            self._number = self._replay()  # of the last changes
+            self._queues = self._reserve_sequences()
+        except BaseException:
+            self._log.close()
+            self._database.close()
+            raise
+        if capture:
+            self.partitions = self._log.partitions
+        self._troubles = {"log": "", "tables": ""}
         self._loop = loop
         self._lock = threading.Lock()
         self._open = _Batch(1)
@@ -163,16 +172,38 @@ class SqliteEngine(Engine):
         self._finished: deque[list[Callable[[], object]]] = deque()
         self._closing = threading.Event()
         self._given_up: EngineError | None = None
-        self._beside = ThreadPoolExecutor(1, "wirelake-log")
-        self._threads = [threading.Thread(target=self._write, name="wirelake-writer", daemon=True)]
-        if self._log is not None:
-            self._threads.append(
-                threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True)
-            )
+        self._tables = Tables(
+            self._database, lambda trouble: self._tell("tables", trouble), self._log.applied
+        )
+        self._threads = [
+            threading.Thread(target=self._write, name="wirelake-writer", daemon=True),
+            threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True),
+        ]
         for thread in self._threads:
             thread.start()
 
-    def _read_queues(self) -> dict[str, _Queue]:
+    def _replay(self) -> int:
+        """Bring into the database what only the log has; the number of the last changes."""
+        applied = self._database.applied()
+        found = self._log.found_changes()
+        numbers = [number for number in found if number > (applied or 0)]
+        for before, number in pairwise([applied or 0, *numbers]):
+            if applied is not None and before + 1 < number:
+                text = f"changes {before + 1} to {number - 1} of queues and keys are missing"
+                log.error("the log is damaged: %s", text)
+                self.damage.append(text)
+        if self._is_repaired or applied is None:
+            # What was lost may be found again: all that is complete up to the end comes anew.
+            begin = max(0, len(found) - 1)
+            while begin and found[begin - 1] + 1 == found[begin]:
+                begin -= 1
+            numbers = found[begin:]
+        last = max([applied or 0, *numbers])
+        self._database.replay(map(self._log.changes, numbers), last)
+        self._database.declare_missing()
+        return last
+
+    def _reserve_sequences(self) -> dict[str, _Queue]:
         """The queues that are there, with sequences that nobody has used before or will again."""
         queues = {
             settings.name: _Queue(settings, following, fresh=False)
@@ -183,7 +214,11 @@ class SqliteEngine(Engine):
             queue.reserved = queue.next + BLOCK
             reserved.queues[queue.settings.name] = (queue.settings, queue.reserved)
         if queues:
-            self._database.commit(reserved)
+            made = loads(reserved)
+            self._log.write(made, self._number + 1)
+            self._number += len(made)
+        self._database.commit(reserved, self._number)
+        self._log.applied(self._number)
         return queues
 
     # The data store
@@ -287,18 +322,18 @@ class SqliteEngine(Engine):
         self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
     ) -> None:
         """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`."""
-        if self._log is not None:
+        if self.partitions:
             self._touch()
             self._log.append(table, rows, timestamp, source)
 
     @property
     def backlog(self) -> int:
         """The bytes of the log that are not durable yet."""
-        return 0 if self._log is None else self._log.pending
+        return self._log.pending
 
     def positions(self) -> list[Position]:
         """Where each partition of the log begins and ends."""
-        return [] if self._log is None else self._log.positions()
+        return self._log.positions() if self.partitions else []
 
     def read(
         self,
@@ -309,7 +344,7 @@ class SqliteEngine(Engine):
         may_match: Callable[[str], bool] | None = None,
     ) -> Iterator[LogBatch]:
         """The batches that hold rows [start, stop), in order; for any thread."""
-        if self._log is None:
+        if not self.partitions:
             return iter(())
         return self._log.read(partition, start, stop, may_match=may_match)
 
@@ -337,11 +372,10 @@ class SqliteEngine(Engine):
         self._bell.put(True)
         for thread in self._threads:
             thread.join()
-        self._beside.shutdown()
+        self._tables.close()
         self._run_finished()
         try:
-            if self._log is not None:
-                self._log.close()
+            self._log.close()
         finally:
             self._database.close()
         if self._given_up is not None:
@@ -391,18 +425,22 @@ class SqliteEngine(Engine):
         return not batch.touched and self._committed == batch.number - 1
 
     def _settle(self) -> None:
-        """Wait until all that was written is durable."""
+        """Wait until all that was written is in the database."""
         if self._closing.is_set():
             raise EngineError("the engine is closed")
-        if self._is_settled():
-            return
-        done = threading.Event()
-        self._touch()
-        self._open.settled.append(done)
-        self._end_turn()
-        while not done.wait(0.05):
-            if self.trouble:
-                raise EngineError(self.trouble, retriable=True)
+        if not self._is_settled():
+            done = threading.Event()
+            self._touch()
+            self._open.settled.append(done)
+            self._end_turn()
+            while not done.wait(0.05):
+                self._check()
+        while not self._tables.settle(0.05):
+            self._check()
+
+    def _check(self) -> None:
+        if self.trouble:
+            raise EngineError(self.trouble, retriable=True)
 
     def _run_finished(self) -> None:
         """Run the actions whose writes are durable, in order."""
@@ -427,14 +465,18 @@ class SqliteEngine(Engine):
                 self._open = _Batch(batch.number + 1)
             if not self._commit_at_last(batch):
                 return
-            for done in batch.settled:
-                done.set()
-            if batch.actions:
+            if batch.actions:  # first, since they are waited for
                 self._finished.append(batch.actions)
                 with contextlib.suppress(RuntimeError):  # a loop that is closed runs nothing
                     if self._loop is not None:
                         self._loop.call_soon_threadsafe(self._run_finished)
+            if batch.loads:
+                size = sum(map(len, batch.loads))
+                self.statistics.bytes += size
+                self._tables.add(batch.changes, self._number, size)
             self._committed = batch.number
+            for done in batch.settled:
+                done.set()
 
     def _wait(self) -> None:
         """Wait for something to write, and where nobody is in a hurry, for more of it."""
@@ -450,19 +492,27 @@ class SqliteEngine(Engine):
         """Commit, however often it must be tried; False if the engine was closed meanwhile."""
         delay = FIRST_RETRY
         while (error := self._try(batch)) is not None:
-            self.statistics.failures += 1
-            told, self.trouble = self.trouble, str(error)  # refused from here on, then told
-            if not told:
-                log.error("nothing can be written: %s", error)
+            self._tell("log", str(error))
             if self._closing.is_set():
                 self._given_up = error
                 return False
             self._closing.wait(delay)
             delay = min(2 * delay, LAST_RETRY)
-        if self.trouble:
-            self.trouble = ""
-            log.warning("what had to wait has been written")
+        if self._troubles["log"]:
+            self._tell("log", "")
         return True
+
+    def _tell(self, where: str, trouble: str) -> None:
+        """Say that something cannot be written there, or that it can be again."""
+        self.statistics.failures += bool(trouble)
+        before = self.trouble
+        self._troubles[where] = trouble
+        # What is new is refused from here on, and only then told.
+        self.trouble = next(filter(None, self._troubles.values()), "")
+        if self.trouble and not before:
+            log.error("nothing can be written: %s", self.trouble)
+        elif before and not self.trouble:
+            log.warning("what had to wait has been written")
 
     def _try(self, batch: _Batch) -> EngineError | None:
         """Commit; or why not."""
@@ -477,23 +527,17 @@ class SqliteEngine(Engine):
         return None
 
     def _commit(self, batch: _Batch) -> None:
-        """Make a batch durable; what has worked is not done again after a failure."""
+        """Make a batch durable."""
         begun = time.perf_counter()
         statistics, rows, logged = self.statistics, len(batch.changes), self.backlog
-        beside: Future[None] | None = None
-        try:
-            if self._log is not None and logged:
-                if rows:
-                    beside = self._beside.submit(self._log.write)
-                else:
-                    self._log.write()
-            if rows:
-                statistics.bytes += self._database.commit(batch.changes)
-                statistics.rows += rows
-                batch.changes = Changes()
-        finally:
-            if beside is not None:
-                beside.result()
+        if not rows:
+            self._log.write()
+        else:
+            if batch.loads is None:
+                batch.loads = loads(batch.changes)
+            self._log.write(batch.loads, self._number + 1)
+            self._number += len(batch.loads)
+            statistics.rows += rows
         if rows or logged:
             statistics.bytes += logged
             statistics.count(time.perf_counter() - begun)
@@ -502,7 +546,6 @@ class SqliteEngine(Engine):
 
     def _tidy(self) -> None:
         """Tidy the log now and then, when nobody needs the processor."""
-        assert self._log is not None
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         while not self._closing.wait(TIDY):
