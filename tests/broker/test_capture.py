@@ -193,7 +193,7 @@ class SlowDisk(MemoryEngine):
         self.behind = 0
 
     def append(
-        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+        self, table: FrameTable, rows: array[int] | None, timestamp: int | array[int], source: bytes
     ) -> None:
         super().append(table, rows, timestamp, source)
         self.behind += sum(table.payload_len[: table.count])

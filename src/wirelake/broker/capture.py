@@ -3,7 +3,7 @@
 Runs of published rows are appended as they are. Everything else that is captured (requests and
 replies, direct messages, changes of the store, what happens to queue messages, the beginning and
 the end of byte streams) comes as messages, one at a time; they are collected and appended together,
-before anything is answered and before the next run of rows, so the order per address holds.
+at the end of the event loop's turn or before the next run of rows, so the order per address holds.
 
 Publishing without asking for an acknowledgement never waits for the disk, until more than `backlog`
 bytes are not on it yet: then whoever publishes waits, as for a slow subscriber. While the disk
@@ -40,8 +40,9 @@ class Capture:
         self.exclude: tuple[str, ...] = ()  # filters of addresses that are not captured
         self.backlog = BACKLOG
         self._collected: list[Message] = []
-        self._collected_at = 0
+        self._times = array("q")  # of what is collected
         self._waiting: set[Session] = set()
+        node.engine.gather = self.flush
 
     @property
     def active(self) -> bool:
@@ -79,24 +80,29 @@ class Capture:
         """Append one message, soon."""
         if not self.takes(message.address):
             return
-        timestamp = self._node.timestamp(now)
         if self._node.engine.trouble:
             self._node.count_dropped("uncaptured")
             return
-        if timestamp != self._collected_at or len(self._collected) == COLLECTED:
+        if len(self._collected) == COLLECTED:
             self.flush()
-        self._collected_at = timestamp
+        self._times.append(self._node.timestamp(now))
         self._collected.append(message)
+        self._node.engine.touch()
 
     def flush(self) -> None:
         """Append what was collected; messages of one dialect at a time, as a table has one."""
-        while self._collected:
-            dialect = self._collected[0].dialect
-            same = [one for one in self._collected if one.dialect == dialect]
-            self._collected = [one for one in self._collected if one.dialect != dialect]
+        if not self._collected:
+            return
+        collected, times = self._collected, self._times
+        self._collected, self._times = [], array("q")
+        for dialect in dict.fromkeys(one.dialect for one in collected):
+            same, at = collected, times
+            if any(one.dialect != dialect for one in collected):
+                chosen = [k for k, one in enumerate(collected) if one.dialect == dialect]
+                same, at = [collected[k] for k in chosen], array("q", [times[k] for k in chosen])
             table = self._node.room(len(same))
             table.fill(same, dialect)
-            self._node.engine.append(table, None, self._collected_at, b"")
+            self._node.engine.append(table, None, at, b"")
 
     def check_disk(self) -> None:
         """Refuse what cannot be kept now."""

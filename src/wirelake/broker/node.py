@@ -180,7 +180,6 @@ class Node:
 
     def after(self, action: Callable[[], object]) -> None:
         """Run an action once all that was written and captured so far is durable."""
-        self.capture.flush()
         self.engine.after(action)
 
     def answer(self, action: Callable[[], object], *, kept: bool) -> None:
@@ -604,7 +603,6 @@ class Node:
             self._swept = now
             for each in list(self.sessions):
                 each.tick(now)
-        self.capture.flush()
 
     def close(self, sessions: Iterable[Session] | None = None) -> None:
         """Say goodbye to everybody."""

@@ -107,7 +107,6 @@ class Session(ABC):
             self.close("protocol error")
         finally:
             table.release()
-            self.node.capture.flush()
         self.node.capture.hold_back(self)
         return at
 

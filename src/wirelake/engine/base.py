@@ -106,6 +106,10 @@ class Engine(ABC):
     #: What was found damaged when it was opened, and what became of it.
     damage: Sequence[str] = ()
 
+    def __init__(self) -> None:
+        #: Called at the end of a turn that `touch` has begun, before it can become durable.
+        self.gather: Callable[[], object] = lambda: None
+
     # The data store
 
     @abstractmethod
@@ -162,11 +166,12 @@ class Engine(ABC):
 
     @abstractmethod
     def append(
-        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+        self, table: FrameTable, rows: array[int] | None, timestamp: int | array[int], source: bytes
     ) -> None:
         """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`.
 
-        They are copied. A row's own source counts where `source` is empty.
+        They are copied. A row's own source counts where `source` is empty. Rows that came at
+        different times have one each.
         """
 
     @property
@@ -194,6 +199,10 @@ class Engine(ABC):
         """
 
     # Durability
+
+    @abstractmethod
+    def touch(self) -> None:
+        """More belongs to what is written in this turn: `gather` will write it."""
 
     @abstractmethod
     def after(self, action: Callable[[], object]) -> None:

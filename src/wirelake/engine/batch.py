@@ -77,6 +77,8 @@ _LABEL_LEN = array("i", [len(label) for label in OP_LABELS])
 _LABEL_AT = array("i", [sum(_LABEL_LEN[:code]) for code in range(len(OP_LABELS))])
 _TOKEN = b"$token"
 
+_NO_ROWS = array("i")
+_NO_TIMES = array("q")
 _ZEROS = memoryview(bytes(8 * (BATCH_ROWS + 1)))
 #: Buffers of a batch below this size are put together; larger ones are not worth a copy.
 _SMALL = cython.declare(cython.Py_ssize_t, 4096)
@@ -162,13 +164,19 @@ class Rows:
         return int(self.appended - self._taken)
 
     def append(
-        self, table: FrameTable, rows: Sequence[int] | None, timestamp: int, source: bytes
+        self,
+        table: FrameTable,
+        rows: Sequence[int] | None,
+        timestamp: int | array[int],
+        source: bytes,
     ) -> None:
         """Copy rows of a table (all, or these), received at `timestamp` (µs) from `source`.
 
-        A row's own source counts where `source` is empty.
+        A row's own source counts where `source` is empty. Rows may have a timestamp each.
         """
-        chosen: cython.const[cython.int][::1] = array("i")
+        times: cython.const[cython.longlong][::1] = _NO_TIMES
+        time: cython.longlong = 0
+        chosen: cython.const[cython.int][::1] = _NO_ROWS
         n: cython.Py_ssize_t = table.count
         k: cython.Py_ssize_t
         if rows is not None:
@@ -177,9 +185,15 @@ class Rows:
             for k in range(n):
                 if not 0 <= chosen[k] < table.count:
                     raise IndexError(f"row {chosen[k]} of {table.count}")
+        if isinstance(timestamp, int):
+            time = timestamp
+        else:
+            times = timestamp
+            if len(times) != n:
+                raise ValueError(f"{len(times)} timestamps for {n} rows")
         table.read_headers()
         with self._lock:
-            self._append(table, rows is None, chosen, n, timestamp, source)
+            self._append(table, rows is None, chosen, n, time, times, source)
 
     @cython.cfunc
     def _append(
@@ -188,9 +202,11 @@ class Rows:
         every: cython.bint,
         chosen: cython.const[cython.int][::1],
         n: cython.Py_ssize_t,
-        timestamp: cython.longlong,
+        time: cython.longlong,
+        times: cython.const[cython.longlong][::1],
         source: bytes,
     ) -> cython.int:
+        each: cython.bint = len(times) > 0
         k: cython.Py_ssize_t
         row: cython.Py_ssize_t
         at: cython.Py_ssize_t
@@ -230,7 +246,7 @@ class Rows:
                     self._index_of[known] = columns.addresses.places.rows
                     columns.addresses.put(columns.addresses.places.rows, p, at, size)
                 index = self._index_of[known]
-            self.appended += columns.put(table, row, index, timestamp)
+            self.appended += columns.put(table, row, index, times[k] if each else time)
         return 0
 
     @cython.cfunc

@@ -140,7 +140,7 @@ class Log:
         self,
         table: FrameTable,
         rows: array[int] | Sequence[int] | None,
-        timestamp: int,
+        timestamp: int | array[int],
         source: bytes,
     ) -> None:
         """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from array import array
@@ -21,7 +22,9 @@ class MemoryEngine(Engine):
     """Keeps everything in memory; of the log at most `log_bytes`, if given, the latest."""
 
     def __init__(self, *, partitions: int = 0, log_bytes: int = 0) -> None:
+        super().__init__()
         self.partitions = partitions
+        self._touched = False
         self._entries: dict[str, Entry] = {}
         self._queues: dict[str, QueueSettings] = {}
         self._stored: dict[str, dict[int, Stored]] = {}
@@ -104,7 +107,7 @@ class MemoryEngine(Engine):
     # The log
 
     def append(
-        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+        self, table: FrameTable, rows: array[int] | None, timestamp: int | array[int], source: bytes
     ) -> None:
         """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`."""
         if self._rows is not None:
@@ -183,8 +186,24 @@ class MemoryEngine(Engine):
 
     # Durability
 
+    def touch(self) -> None:
+        """More belongs to what is written in this turn: `gather` will write it."""
+        if self._touched:
+            return
+        try:
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        except RuntimeError:  # no loop, no turns
+            self.gather()
+        else:
+            self._touched = True
+
+    def _end_turn(self) -> None:
+        self._touched = False
+        self.gather()
+
     def after(self, action: Callable[[], object]) -> None:
         """Run an action once all that was written so far is durable: now."""
+        self.gather()
         action()
 
     def close(self) -> None:

@@ -128,6 +128,7 @@ class SqliteEngine(Engine):
         compression: Compression = "none",
         retention: Sequence[Retention] = (),
     ) -> None:
+        super().__init__()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -232,7 +233,7 @@ class SqliteEngine(Engine):
         """Keep a key's latest state."""
         _check_name(entry.key)
         _check_size(entry.value or b"")
-        self._touch()
+        self.touch()
         self._open.changes.entries[entry.key] = entry
 
     # Queues
@@ -244,7 +245,7 @@ class SqliteEngine(Engine):
     def declare(self, settings: QueueSettings) -> None:
         """Keep a queue, or its new settings."""
         _check_name(settings.name)
-        self._touch()
+        self.touch()
         queue = self._queues.get(settings.name)
         if queue is None:
             queue = self._queues[settings.name] = _Queue(settings, 1, fresh=True)
@@ -254,7 +255,7 @@ class SqliteEngine(Engine):
     def remove(self, queue: str) -> None:
         """Forget a queue and all that is in it."""
         if self._queues.pop(queue, None) is not None:
-            self._touch()
+            self.touch()
             self._open.changes.remove(queue)
 
     def stored(self, queue: str) -> Iterable[Stored]:
@@ -268,7 +269,7 @@ class SqliteEngine(Engine):
         """Keep a message."""
         queue = self._known(stored.queue)
         _check_size(stored.message.payload)
-        self._touch()
+        self.touch()
         queue.fresh = False
         new = stored.sequence >= queue.next
         if new:
@@ -280,13 +281,13 @@ class SqliteEngine(Engine):
     def count_attempt(self, stored: Stored) -> None:
         """Keep a message's new count of attempts."""
         if stored.queue in self._queues:
-            self._touch()
+            self.touch()
             self._open.changes.count_attempt(stored)
 
     def drop(self, queue: str, sequence: int) -> None:
         """Forget a message that is done."""
         if queue in self._queues:
-            self._touch()
+            self.touch()
             self._open.changes.drop(queue, sequence)
 
     def next_sequence(self, queue: str) -> int:
@@ -296,7 +297,7 @@ class SqliteEngine(Engine):
     def remember_id(self, queue: str, identity: str, until: float) -> None:
         """Keep the id of a message that was put, until a time in seconds since 1970."""
         self._known(queue).fresh = False
-        self._touch()
+        self.touch()
         self._open.changes.ids.append((queue, until, identity))
 
     def remembered_ids(self, queue: str) -> Iterable[tuple[str, float]]:
@@ -319,11 +320,11 @@ class SqliteEngine(Engine):
     # The log
 
     def append(
-        self, table: FrameTable, rows: array[int] | None, timestamp: int, source: bytes
+        self, table: FrameTable, rows: array[int] | None, timestamp: int | array[int], source: bytes
     ) -> None:
         """Add rows of a table (all, or these), received at `timestamp` (µs) from `source`."""
         if self.partitions:
-            self._touch()
+            self.touch()
             self._log.append(table, rows, timestamp, source)
 
     @property
@@ -356,7 +357,7 @@ class SqliteEngine(Engine):
             assert self._loop is not None
             self._loop.call_soon(action)
         else:
-            self._touch()
+            self.touch()
             self._open.actions.append(action)
 
     def close(self) -> None:
@@ -365,7 +366,7 @@ class SqliteEngine(Engine):
             return
         for queue in self._queues.values():
             if queue.reserved != queue.next:  # nobody will use the rest of the block
-                self._touch()
+                self.touch()
                 self._open.changes.queues[queue.settings.name] = (queue.settings, queue.next)
         self._closing.set()
         self._end_turn()
@@ -383,8 +384,8 @@ class SqliteEngine(Engine):
 
     # The turn of the event loop
 
-    def _touch(self) -> None:
-        """Something is written in this turn."""
+    def touch(self) -> None:
+        """Something is written in this turn, now or by `gather`."""
         if self._end_is_scheduled:
             return
         if self._closing.is_set():
@@ -400,6 +401,9 @@ class SqliteEngine(Engine):
 
     def _end_turn(self) -> None:
         """The writer may take what was written."""
+        if self._in_turn:
+            self._end_is_scheduled = True  # what is written now belongs to this turn
+            self.gather()
         self._end_is_scheduled = False
         if self._in_turn:
             waited_for = bool(
@@ -430,7 +434,7 @@ class SqliteEngine(Engine):
             raise EngineError("the engine is closed")
         if not self._is_settled():
             done = threading.Event()
-            self._touch()
+            self.touch()
             self._open.settled.append(done)
             self._end_turn()
             while not done.wait(0.05):

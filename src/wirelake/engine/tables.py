@@ -40,7 +40,7 @@ class Tables:
         self._database = database
         self._tell = tell
         self._done = done
-        self._waiting = Changes()
+        self._waiting: list[Changes] = []
         self._bytes = 0
         self._number = 0
         self._applied = 0
@@ -59,7 +59,7 @@ class Tables:
             if self._number == self._applied:
                 self._since = time.monotonic()
                 self._changed.notify_all()
-            self._waiting.follow(changes)
+            self._waiting.append(changes)
             self._number = number
             self._bytes += size
             if self._bytes > EAGER_BYTES:
@@ -91,8 +91,11 @@ class Tables:
                 if self.is_settled:
                     return
                 self._changed.wait_for(self._is_due, self._since + LINGER - time.monotonic())
-                changes, number, size = self._waiting, self._number, self._bytes
-                self._waiting = Changes()
+                waiting, number, size = self._waiting, self._number, self._bytes
+                self._waiting = []
+            changes = Changes()
+            for one in waiting:
+                changes.follow(one)
             if not self._commit_at_last(changes, number):
                 return
             with self._changed:

@@ -186,7 +186,6 @@ class _Sender:
         table.dialect = DIALECT
         self._node.publish(self.session, table, 0, table.count, time.monotonic())
         table.release()
-        self._node.capture.flush()
         self._node.capture.hold_back(self.session)
 
     async def wait(self) -> None:
