@@ -509,7 +509,7 @@ class Node:
             frames = self.frames(session, form, table, start, end, rows, first=True)
             for member in members:
                 if frames and self.flow.admits(member, count, policy):
-                    member.link.write(frames)
+                    member.write(frames)
                     self.flow.wrote(member, session, policy, now)
                     self.counters["delivered"] += count
                 if told_apart:

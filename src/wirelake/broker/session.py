@@ -81,6 +81,7 @@ class Session(ABC):
         self.closed = False
         self.last_heard = now
         self.waits_for: set[object] = set()  # subscribers, or the disk
+        self._answers: list[bytes | memoryview] | None = None  # to what is being read
         node.now = now
         self.number = node.joined(self)
 
@@ -94,6 +95,7 @@ class Session(ABC):
         table = self.table
         at = 0
         self.last_heard = self.node.now = now
+        self._answers = []
         try:
             while not self.closed:
                 used = self.scanner.scan(data[at:], table)
@@ -107,13 +109,14 @@ class Session(ABC):
             self.close("protocol error")
         finally:
             table.release()
+            self._flush()
         self.node.capture.hold_back(self)
         return at
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""
         if error.answer:
-            self.link.write(error.answer)
+            self.write(error.answer)
 
     def _walk(self, table: FrameTable, now: float) -> None:
         row = 0
@@ -170,7 +173,7 @@ class Session(ABC):
             answers = self.node.room(len(rows))
             answers.answer(table, rows, self.accepted_by)
             frames = bytes(self.encoder.encode(answers))
-            self.node.answer(lambda: None if self.closed else self.link.write(frames), kept=kept)
+            self.node.answer(lambda: None if self.closed else self.write(frames), kept=kept)
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:  # noqa: B027 - see accept
         """Tell the client, where the dialect can, that publishes were not done: no one asked."""
@@ -192,8 +195,20 @@ class Session(ABC):
         frames = self.encoder.encode(table)
         if not frames:
             return False
-        self.link.write(frames)
+        self.write(frames)
         return True
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes: what answers one read goes out in one piece."""
+        if self._answers is None:
+            self.link.write(data)
+        else:
+            self._answers.append(data)
+
+    def _flush(self) -> None:
+        answers, self._answers = self._answers, None
+        if answers:
+            self.link.write(answers[0] if len(answers) == 1 else b"".join(answers))
 
     def say_goodbye(self) -> None:  # noqa: B027 - most dialects have nothing to do
         """Tell the client that the broker is going, where the dialect can."""
@@ -203,6 +218,7 @@ class Session(ABC):
         if not self.closed:
             self.closed = True
             self.node.left(self, reason)
+            self._flush()
             self.link.close()
 
     def lost(self, reason: str) -> None:

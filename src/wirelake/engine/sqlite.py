@@ -401,21 +401,23 @@ class SqliteEngine(Engine):
 
     def _end_turn(self) -> None:
         """The writer may take what was written."""
-        if self._in_turn:
-            self._end_is_scheduled = True  # what is written now belongs to this turn
+        if not self._in_turn:
+            self._end_is_scheduled = False
+            return
+        self._end_is_scheduled = True  # what is gathered belongs to this turn
+        try:
             self.gather()
+        except Exception:  # the turn must end
+            log.exception("what was collected cannot be written")
         self._end_is_scheduled = False
-        if self._in_turn:
-            waited_for = bool(
-                self._open.actions or self._open.settled or self.backlog > EAGER_BYTES
-            )
-            rings = self._rung is None or (waited_for and not self._rung)
-            if rings:
-                self._rung = waited_for
-            self._in_turn = False
-            self._lock.release()
-            if rings:
-                self._bell.put(waited_for)
+        waited_for = bool(self._open.actions or self._open.settled or self.backlog > EAGER_BYTES)
+        rings = self._rung is None or (waited_for and not self._rung)
+        if rings:
+            self._rung = waited_for
+        self._in_turn = False
+        self._lock.release()
+        if rings:
+            self._bell.put(waited_for)
 
     def _running_loop(self) -> asyncio.AbstractEventLoop | None:
         if self._loop is None:
