@@ -51,11 +51,9 @@ class Capture:
 
     def takes(self, address: str) -> bool:
         """Is what is sent to this address captured?"""
-        return (
-            self.active
-            and not address.startswith("$")
-            and not any(matches(filter, address) for filter in self.exclude)
-        )
+        if not self.active or address.startswith("$"):
+            return False
+        return not self.exclude or not any(matches(filter, address) for filter in self.exclude)
 
     def rows(
         self,

@@ -99,7 +99,7 @@ class OpSession(Session):
                 return
             case _:
                 raise RefusedError("bad_request", f"{message.op} is not for a broker")
-        if message.flags & Flag.ACK or message.correlation_id:
+        if message.correlation_id or message.flags & Flag.ACK:
             self.node.answer(lambda: self.accept(message), kept=message.op in KEPT)
 
     def _store(self, message: Message, now: float) -> None:
