@@ -288,15 +288,20 @@ async def test_what_was_acknowledged_survives_the_end_of_the_process(
 
 async def test_nothing_is_captured_when_nothing_should_be(start: Start, tmp_path: Path) -> None:
     broker = await start(*ANY_PORT, "--data", tmp_path, "--no-capture", "--http", "127.0.0.1:0")
-    await broker.listener()
+    port = (await broker.listener()).port
     url = await broker.http()
+    async with wirelake.connect(f"kobold-3://127.0.0.1:{port}") as client:
+        await client.publish("a", b"it passes by", ack=True)
+        await client.queue("jobs").put(b"it is kept")
 
     def state() -> object:
         with urllib.request.urlopen(f"{url}/v1/log") as answer:
             return json.load(answer)
 
     assert await asyncio.to_thread(state) == {"partitions": []}
-    assert not (tmp_path / "log").exists()
+    (log,) = (tmp_path / "log").glob("*.log")
+    assert b"it is kept" in log.read_bytes()
+    assert b"it passes by" not in log.read_bytes()
 
 
 def test_http_where_it_cannot_be_is_one_line() -> None:
