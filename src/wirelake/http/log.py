@@ -22,6 +22,7 @@ import time
 from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -33,8 +34,10 @@ from wirelake.engine.base import Engine, LogBatch, Position
 from wirelake.engine.batch import END, PREAMBLE, STORED, decode
 from wirelake.errors import EngineError, RefusedError
 
-#: What is sent at once: small batches are put together, larger ones are cut.
+#: What is read in one turn of a thread, and sent at once at most: larger pieces are cut, and only
+#: small ones are put together, as that is a copy.
 PART = 1 << 20
+SMALL = 64 << 10
 #: After so long without a row that is wanted an empty batch is sent: somebody waits (seconds).
 SILENCE = 5.0
 
@@ -108,7 +111,7 @@ def _pattern(filter: str) -> str:
 
 def parts(
     engine: Engine, partition: int, start: int, stop: int, selection: Selection
-) -> Generator[bytes | memoryview]:
+) -> Generator[list[bytes | memoryview]]:
     """An Arrow stream of the rows [start, stop) that are selected, in pieces; for any thread."""
     waiting: list[bytes | memoryview] = []
     size = 0
@@ -122,15 +125,19 @@ def parts(
             waiting.append(_written(pa.Table.from_batches([], selection.schema)))
         if size < PART and not is_silent:
             continue
-        yield from _cut(waiting[0] if len(waiting) == 1 else b"".join(waiting))
+        yield _to_send(waiting)
         waiting, size, last = [], 0, time.monotonic()
-    yield b"".join([*waiting, END])
+    yield _to_send([*waiting, END])
 
 
-def _cut(piece: bytes | memoryview) -> Iterator[memoryview]:
-    view = memoryview(piece)
-    for at in range(0, len(view), PART):
-        yield view[at : at + PART]
+def _to_send(pieces: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Small pieces put together, large ones cut; what is neither is not copied."""
+    made: list[bytes | memoryview] = []
+    for is_small, some in groupby(pieces, lambda piece: len(piece) < SMALL):
+        for piece in [b"".join(some)] if is_small else some:
+            view = memoryview(piece)
+            made += [view[at : at + PART] for at in range(0, len(view), PART)]
+    return made
 
 
 def _pieces(
@@ -245,24 +252,25 @@ def _written(table: pa.Table) -> memoryview:
 
 
 async def stream(
-    pieces: Generator[bytes | memoryview], executor: Executor
+    turns: Generator[list[bytes | memoryview]], executor: Executor
 ) -> AsyncGenerator[bytes | memoryview]:
-    """What an iterator yields in other threads, each piece made while the one before is sent."""
+    """What an iterator yields in other threads, each turn made while the one before is sent."""
     loop = asyncio.get_running_loop()
-    coming = loop.run_in_executor(executor, next, pieces, None)
+    coming = loop.run_in_executor(executor, next, turns, None)
     try:
-        while (piece := await asyncio.shield(coming)) is not None:
-            coming = loop.run_in_executor(executor, next, pieces, None)
-            yield piece
+        while (pieces := await asyncio.shield(coming)) is not None:
+            coming = loop.run_in_executor(executor, next, turns, None)
+            for piece in pieces:
+                yield piece
     finally:
         # A generator cannot be closed while it runs: so its thread is waited for, come what may.
-        coming.add_done_callback(lambda done: _close(done, pieces))
+        coming.add_done_callback(lambda done: _close(done, turns))
 
 
-def _close(done: asyncio.Future[Any], pieces: Generator[bytes | memoryview]) -> None:
+def _close(done: asyncio.Future[Any], turns: Generator[list[bytes | memoryview]]) -> None:
     if not done.cancelled():
         done.exception()  # whoever would have been told is gone
-    pieces.close()
+    turns.close()
 
 
 def find_time(engine: Engine, position: Position, time: int) -> int:

@@ -15,7 +15,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -155,6 +157,23 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
+class _Connection(h11.Connection):
+    """HTTP that hands bodies to the transport as they are: a copy of each would cost as much as all
+    else that is done to it."""
+
+    transport: asyncio.Transport
+
+    def send(self, event: Any) -> Any:
+        """The bytes of an event that are still to be written."""
+        pieces = self.send_with_data_passthrough(event)
+        if pieces is None:
+            return None
+        if type(event) is h11.Data:
+            self.transport.writelines(pieces)
+            return b""
+        return b"".join(pieces)
+
+
 class _Protocol(H11Protocol):
     """A connection whose client may not keep us waiting for ever."""
 
@@ -164,6 +183,8 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client is there: the head of a request must follow."""
         super().connection_made(transport)
+        self.conn = _Connection(h11.SERVER, MAX_HEAD)
+        self.conn.transport = transport
         self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
 
     def data_received(self, data: bytes) -> None:
