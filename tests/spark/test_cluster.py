@@ -136,12 +136,12 @@ class Broker:
 
     def log(self) -> pa.Table:
         client = LogClient(self.url)
-        batches = [
-            batch.cast(SCHEMA) if batch.schema != SCHEMA else batch
+        tables = [
+            table.cast(SCHEMA)
             for partition, extent in client.extents().items()
-            for batch in client.read(Range(partition, extent.first, extent.next))
+            for table in client.read(Range(partition, extent.first, extent.next))
         ]
-        return pa.Table.from_batches(batches, SCHEMA).sort_by(ORDER)
+        return pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by(ORDER)
 
 
 class Cluster:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ from tests.http.house import TOKENS, House, arrow, rows
 from wirelake import testing
 from wirelake.config import CaptureSettings
 from wirelake.errors import ConfigError, EngineError, RefusedError
-from wirelake.spark import register, session
+from wirelake.spark import log_client, register, session
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Options, Range
-from wirelake.spark.source import LogReader, Wanted, schema_of, together
+from wirelake.spark.source import LogReader, Wanted, for_spark, schema_of
 
 ADDRESSES = [f"house/{room}/{what}" for room in "abc" for what in ("door", "temp")]
 
@@ -156,14 +157,53 @@ def test_a_log_without_rows_is_an_empty_table(wirelake: SparkSession, house: Hou
     assert log(wirelake, house).count() == 0
 
 
-def test_small_batches_go_to_spark_together() -> None:
-    def some(*values: str) -> pa.RecordBatch:
-        column = pa.array(values).dictionary_encode()
-        return pa.RecordBatch.from_arrays([column], ["address"])
+ONE_COLUMN = pa.schema([("address", pa.string())])
 
-    (joined,) = together([some("a", "b"), some("c"), some("a")])
+
+def stored(*batches: list[bytes]) -> pa.Table:
+    """Addresses as the log has them, a dictionary for each batch."""
+    return pa.Table.from_batches(
+        [
+            pa.RecordBatch.from_arrays(
+                [pa.array(one, pa.binary()).view(pa.string()).dictionary_encode()], ["address"]
+            )
+            for one in batches
+        ]
+    )
+
+
+def test_small_batches_go_to_spark_together() -> None:
+    (joined,) = for_spark([stored([b"a", b"b"], [b"c"], [b"a"])], ONE_COLUMN)
+    assert joined.schema == ONE_COLUMN
     assert joined.column(0).to_pylist() == ["a", "b", "c", "a"]
-    assert list(together([])) == []
+    assert list(for_spark([], ONE_COLUMN)) == []
+
+
+def test_large_batches_go_to_spark_in_pieces() -> None:
+    names = [b"%060d" % k for k in range(100_000)]
+    pieces = list(for_spark([stored(names)], ONE_COLUMN))
+    assert len(pieces) > 5
+    assert max(piece.nbytes for piece in pieces) < 1 << 20
+    assert b"".join(name.encode() for piece in pieces for name in piece[0].to_pylist()) == (
+        b"".join(names)
+    )
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [[b"a"] * 3, [b"a"] * 2],  # one value everywhere
+        [[b"a"] * 3, [b"b"] * 2],
+        [[b"a"], [b"b", b"a"]],
+        [[b"\xff"] * 3],
+        [[b""] * 3],
+    ],
+)
+def test_columns_with_few_values_are_the_same_without_dictionaries(
+    batches: list[list[bytes]],
+) -> None:
+    (found,) = for_spark([stored(*batches)], ONE_COLUMN)
+    assert found[0].view(pa.binary()).to_pylist() == [*chain(*batches)]
 
 
 # What goes wrong
@@ -230,13 +270,44 @@ def test_a_read_that_breaks_off_goes_on_behind_the_last_row(house: House) -> Non
         for partition, extent in extents.items():
             proxy.to_client.reset(after=300_000)
             known = proxy.accepted + 1
-            for batch in client.read(Range(partition, 0, extent.next)):
-                found += map(int, batch.column("payload").to_pylist())
+            for table in client.read(Range(partition, 0, extent.next)):
+                found += map(int, table.column("payload").to_pylist())
                 if proxy.accepted > known:
                     known = proxy.accepted
                     proxy.to_client.reset(after=300_000)
         assert proxy.accepted >= 2 * len(extents)
     assert sorted(found) == list(range(20_000))
+
+
+def test_a_read_takes_one_request_however_much_it_reads(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 20_000, 2000):
+        publish(house, 2000, first)
+    # Batches end anywhere in blocks, and some are larger than one.
+    monkeypatch.setattr(log_client, "BLOCK", 10_000)
+    extents = LogClient(house.url).extents()
+    with testing.Proxy(house.url.replace("http", "kobold")) as proxy:
+        client = LogClient(proxy.url.replace("kobold", "http"), patience=0)
+        found = [
+            int(payload)
+            for partition, extent in extents.items()
+            for table in client.read(Range(partition, 0, extent.next))
+            for payload in table.column("payload").to_pylist()
+        ]
+        assert proxy.accepted == len(extents)
+    assert sorted(found) == list(range(20_000))
+
+
+def test_rows_that_came_before_a_connection_broke_are_not_asked_for_again(house: House) -> None:
+    for first in range(0, 20_000, 2000):
+        publish(house, 2000, first)
+    extent = LogClient(house.url).extents()[0]
+    with testing.Proxy(house.url.replace("http", "kobold")) as proxy:
+        client = LogClient(proxy.url.replace("kobold", "http"), patience=10)
+        proxy.to_client.reset(after=200_000)
+        first = next(client.read(Range(0, 0, extent.next)))
+    assert 0 < first.num_rows < extent.next
 
 
 def test_rows_that_were_deleted_before_they_were_read_are_told_or_passed_over(

@@ -13,7 +13,14 @@ import random
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPResponse,
+    HTTPSConnection,
+    IncompleteRead,
+)
+from io import BufferedReader
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -27,9 +34,17 @@ SILENCE = 40.0
 #: The first pause before a broker is asked again, and the longest (seconds).
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+#: Bytes of the log that are read before anything is done to them, and for how long at most.
+BLOCK = 4 << 20
+LONGEST_WAIT = 1.0
 
 _AWAY = (OSError, HTTPException, ssl.SSLError)
 _GONE = 416
+#: The end of an Arrow stream.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+#: No batch is larger (bytes).
+_LARGEST = 1 << 30
+_LONGEST_LINE = 1 << 16
 
 
 class _Refusal(Exception):  # noqa: N818 - it never leaves this module
@@ -83,7 +98,7 @@ class LogClient:
         columns: Iterable[str] = (),
         *,
         fail_on_data_loss: bool = True,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> Iterator[pa.Table]:
         """The rows of a range whose addresses match, in order; some columns, or all of them.
 
         The column `offset` is always there: it says where to go on.
@@ -96,11 +111,11 @@ class LogClient:
             if names:
                 asked["columns"] = ",".join(names)
             try:
-                for batch in self._stream(wanted.partition, asked):
-                    if batch.num_rows:
-                        at = batch.column("offset")[-1].as_py() + 1
+                for table in self._stream(wanted.partition, asked):
+                    if table.num_rows:
+                        at = table.column("offset")[-1].as_py() + 1
                         waiting.restart()
-                        yield batch
+                        yield table
                 return
             except _Refusal as refusal:
                 if refusal.status == _GONE:
@@ -121,13 +136,10 @@ class LogClient:
             raise data_loss(wanted.partition, wanted.stop if is_shorter else at, extent)
         return wanted.stop if is_shorter else max(at, extent.first)
 
-    def _stream(self, partition: int, asked: Mapping[str, Any]) -> Iterator[pa.RecordBatch]:
+    def _stream(self, partition: int, asked: Mapping[str, Any]) -> Iterator[pa.Table]:
         connection, response = self._open("GET", f"/v1/log/{partition}", asked)
         try:
-            with pa.ipc.open_stream(_Body(response)) as stream:
-                yield from stream
-            # Arrow takes an end between two batches for the end; a body that broke off has none.
-            response.read()
+            yield from _tables(_Body(response))
         finally:
             connection.close()
 
@@ -182,25 +194,104 @@ class LogClient:
 
 
 class _Body:
-    """A body for Arrow to read: what is large goes from the socket to where it stays."""
+    """A body as it comes in.
 
-    closed = False
+    `HTTPResponse.readinto` would wait until all that it is given is filled, and would not tell how
+    much came before a connection broke. So chunks are read here.
+    """
 
     def __init__(self, response: HTTPResponse) -> None:
         self._response = response
+        self._file: BufferedReader = response.fp
+        self._left = 0  # of the chunk that is being read
+        self.is_over = False
+        self.broken: Exception | None = None  # what it ended with before its end
 
-    def read(self, size: int) -> bytes:
-        """So many bytes, fewer at the end."""
-        return self._response.read(size)
-
-    def read_buffer(self, size: int) -> pa.Buffer:
-        """The same, as a buffer of Arrow's."""
-        buffer = pa.allocate_buffer(size)
-        view = memoryview(buffer)
+    def fill(self, view: memoryview) -> int:
+        """Fill this with what comes, but not wait for what comes late; how much has come."""
         done = 0
-        while done < size and (count := self._response.readinto(view[done:])):
-            done += count
-        return buffer if done == size else buffer.slice(0, done)
+        until = time.monotonic() + LONGEST_WAIT
+        try:
+            while done < len(view) and time.monotonic() < until:
+                count = self._some(view[done:])
+                if not count:
+                    self.is_over = True
+                    break
+                done += count
+        except _AWAY as error:
+            self.is_over, self.broken = True, error
+        return done
+
+    def _some(self, view: memoryview) -> int:
+        """Some bytes; none where the body ends."""
+        if not self._response.chunked:  # whoever stands in between may have made one piece of it
+            return self._response.readinto(view)
+        if not self._left and not self._next_chunk():
+            return 0
+        count = self._file.readinto1(view[: self._left])
+        if not count:
+            raise IncompleteRead(b"", self._left)
+        self._left -= count
+        if not self._left:
+            self._line()
+        return count
+
+    def _next_chunk(self) -> int:
+        line = self._line()
+        try:
+            self._left = int(line.partition(b";")[0], 16)
+        except ValueError:
+            raise HTTPException(f"{line!r} begins no chunk") from None
+        while not self._left and self._line().strip():  # trailers
+            pass
+        return self._left
+
+    def _line(self) -> bytes:
+        line = self._file.readline(_LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise IncompleteRead(line)
+        return line
+
+
+def _tables(body: _Body) -> Iterator[pa.Table]:
+    """The batches of an Arrow stream, a block of them at a time.
+
+    A batch has dozens of small parts, and Arrow would ask Python for each of them. So whole batches
+    are looked for in what has come, and left where they are; what is behind the last of them goes
+    to the next block, behind the schema with which every stream begins.
+    """
+    schema = rest = memoryview(b"")
+    while True:
+        start = len(schema) + len(rest)
+        block = pa.allocate_buffer(start + max(BLOCK, len(rest)))
+        view = memoryview(block).cast("B")
+        view[: len(schema)], view[len(schema) : start] = schema, rest
+        size = start + body.fill(view[start:])
+        source = pa.BufferReader(block.slice(0, size))
+        done = 0
+        found = []
+        broken = body.broken
+        try:
+            stream = pa.ipc.open_stream(source)
+            done = source.tell()
+            schema = schema or view[:done]
+            while True:
+                found.append(stream.read_next_batch())
+                done = source.tell()
+        except StopIteration:
+            # Arrow takes an end between two batches for the end; a body that broke off has none.
+            if body.is_over and view[done:size] != _END:
+                broken = broken or IncompleteRead(b"")
+        except (pa.ArrowInvalid, OSError) as error:  # what has come ends in the middle of something
+            if body.is_over or size > _LARGEST:
+                broken = broken or error
+        if found:
+            yield pa.Table.from_batches(found)
+        if broken is not None:
+            raise broken
+        if body.is_over:
+            return
+        rest = view[done:size]
 
 
 def _told(response: HTTPResponse) -> dict[str, Any]:

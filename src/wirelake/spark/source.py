@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -54,8 +55,11 @@ if TYPE_CHECKING:
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 #: Addresses that are asked for by name at most; a query has room for a hundred parameters.
 MOST_ADDRESSES = 64
-#: Rows that go to Spark at once at least, where there are so many.
-BATCH_ROWS = 4096
+#: What goes to Spark at once (bytes): with what dictionaries stand for it stays below 1 MiB, as the
+#: blocks that larger batches need in the JVM cost it more than batches do.
+BATCH_BYTES = 800 << 10
+#: Smaller batches are put together: each one costs Spark as much as a hundred rows or two.
+SMALL_BYTES = 64 << 10
 
 #: Seconds until a broker that had nothing new is asked again; Spark by itself would not wait.
 IDLE = 0.1
@@ -184,43 +188,37 @@ class _Reading:
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        for batch in together(batches):
-            yield plain(batch, schema)
+        yield from for_spark(batches, schema)
 
 
-def plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a schema, without dictionaries, which Spark does not take."""
-    columns = []
-    for wanted in schema:
-        column = batch.column(wanted.name)
-        if isinstance(column, pa.DictionaryArray):
-            column = column.dictionary_decode()
-        columns.append(column if column.type == wanted.type else column.cast(wanted.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def for_spark(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows of the log as Spark takes them: the columns of a schema, in batches of some size."""
+    for table in tables:
+        size = table.get_total_buffer_size()
+        plain = pa.Table.from_arrays(
+            [_plain(table.column(name)) for name in schema.names], schema=schema
+        )
+        if size < SMALL_BYTES * table.column(0).num_chunks:
+            plain = plain.combine_chunks()
+        count = -(-size // BATCH_BYTES)
+        yield from plain.to_batches(max_chunksize=-(-table.num_rows // count))
 
 
-def together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches put together: each one costs Spark as much as thousands of rows."""
-    small: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if not small and batch.num_rows >= BATCH_ROWS:
-            yield batch
-            continue
-        small.append(batch)
-        rows += batch.num_rows
-        if rows >= BATCH_ROWS:
-            yield _joined(small)
-            small, rows = [], 0
-    if small:
-        yield _joined(small)
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
+    """A column without dictionaries, which Spark does not take."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    if all(len(one) == 1 for one in dictionaries) and not column.null_count:
+        values = {one.view(pa.binary())[0].as_py() for one in dictionaries}  # maybe no UTF-8
+        if len(values) == 1:  # most columns have one value in all rows, and mostly the same
+            return _repeated(values.pop(), 1 << len(column).bit_length()).slice(0, len(column))
+    return column.cast(column.type.value_type)
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    table = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
-    joined, *more = table.to_batches()
-    assert not more
-    return joined
+@lru_cache(maxsize=16)
+def _repeated(value: bytes, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.binary()), rows).view(pa.string())
 
 
 # Batches
