@@ -227,7 +227,7 @@ def test_tasks_are_what_lies_between_two_offsets(
     end = {p: start.get(p, 0) + count for p, count in more.items()}
     wanted = ranges(start, end)
     pieces = split(wanted, at_least, most)
-    assert all(0 < len(piece) <= most for piece in pieces)
+    assert all(0 < len(piece) <= (most if at_least else 1.5 * most) for piece in pieces)
     assert len(pieces) >= min(at_least, sum(more.values()))
     for one in wanted:
         mine = [piece for piece in pieces if piece.partition == one.partition]
@@ -239,6 +239,18 @@ def test_tasks_are_what_lies_between_two_offsets(
 
 def test_short_ranges_are_a_task_each() -> None:
     assert split([Range(0, 5, 10), Range(3, 0, 1)]) == [Range(0, 5, 10), Range(3, 0, 1)]
+
+
+def test_the_largest_tasks_come_first() -> None:
+    pieces = split([Range(0, 0, 10), Range(1, 0, 900_000), Range(2, 0, 2_400_000)])
+    assert list(map(len, pieces)) == [1_200_000, 1_200_000, 900_000, 10]
+
+
+def test_partitions_that_are_about_a_task_long_are_a_task_each() -> None:
+    # As four partitions of four million rows are: cut here and there, one task would be left over.
+    lengths = {0: 1_000_000, 1: 1_003_600, 2: 1_003_200, 3: 993_200}
+    pieces = split([Range(p, 0, length) for p, length in lengths.items()])
+    assert sorted(map(len, pieces)) == sorted(lengths.values())
 
 
 def test_a_long_range_is_cut_evenly() -> None:

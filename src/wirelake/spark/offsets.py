@@ -30,7 +30,7 @@ Bound = Literal["earliest", "latest"] | Offsets
 
 EARLIEST, LATEST = -2, -1
 
-#: Rows that one task reads at most; a longer range is cut.
+#: Rows that one task reads, about: a longer range is cut.
 TASK_ROWS = 1_000_000
 #: How long a broker that is away is waited for (seconds).
 PATIENCE = 60.0
@@ -361,16 +361,21 @@ def ranges(start: Offsets, end: Offsets) -> list[Range]:
 
 
 def split(wanted: list[Range], at_least: int = 0, most: int = TASK_ROWS) -> list[Range]:
-    """Ranges cut into tasks of about one size, at least so many where there are rows enough."""
+    """Ranges cut into tasks of about one size, at least so many where there are rows enough.
+
+    A range that is hardly longer than a task is one: halves of it beside whole ones would leave
+    cores idle at the end. For the same reason the largest tasks come first.
+    """
     total = sum(map(len, wanted))
     if not total:
         return []
     size = min(most, max(1, total // at_least)) if at_least else most
-    pieces = []
+    cut = []
     for one in wanted:
-        count = -(-len(one) // size)
+        count = -(-len(one) // size) if at_least else max(1, (2 * len(one) + size) // (2 * size))
         cuts = [one.start + len(one) * k // count for k in range(count + 1)]
-        pieces += [
-            Range(one.partition, begin, stop) for begin, stop in pairwise(cuts) if begin < stop
-        ]
-    return pieces
+        cut.append(
+            [Range(one.partition, begin, stop) for begin, stop in pairwise(cuts) if begin < stop]
+        )
+    cut.sort(key=lambda pieces: -max(map(len, pieces)))
+    return [piece for pieces in cut for piece in pieces]
