@@ -125,6 +125,8 @@ def broker(folder: Path) -> Iterator[tuple[str, str]]:
         found: dict[str, str] = {}
         while len(found) < 2:
             line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("the broker has not started")
             if match := re.search(r"(http|kobold)://127\.0\.0\.1:\d+", line):
                 found[match[1]] = match[0]
         yield found["http"], found["kobold"]

@@ -2,7 +2,7 @@
 
 1. *Index*, a task a file: what kind of file it is, which messages are in it, where it can be split,
    and every fault. Afterwards it is known how many messages there are and what number each has.
-2. *Decode*, a task for every 32 MiB or so: the compiled scanners make Arrow batches of the spans,
+2. *Decode*, a task for every 64 MiB or so: the compiled scanners make Arrow batches of the spans,
    which Spark writes to the table as they are.
 
 Faults stop nothing. A raw dump is read up to its fault, as `wirelake inspect` does; a capture of
@@ -29,12 +29,12 @@ from wirelake.errors import ProtocolError
 from wirelake.spark import table
 from wirelake.spark.flows import Fault, Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap
-from wirelake.spark.session import progress, spark_errors
+from wirelake.spark.session import progress, spare_garbage_collector, spark_errors
 from wirelake.spark.spans import Span, State, batches, index, whole
 from wirelake.wire import detect
 
 #: Bytes that one task decodes, about.
-STEP = 32 << 20
+STEP = 64 << 20
 #: Tasks of the index pass, at most.
 MOST_TASKS = 1000
 #: Bytes of a faulty place that the side table has.
@@ -148,6 +148,7 @@ class Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[object]:
         """The batches of a part."""
         assert isinstance(partition, Part)
+        spare_garbage_collector()
         capture = partition.capture
         data = contents(capture.path)
         for offset, span in partition.spans:

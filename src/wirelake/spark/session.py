@@ -6,6 +6,7 @@ What Spark throws becomes an `EngineError` here, with the one line that says why
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has none
@@ -106,6 +108,15 @@ def _quiet_start() -> Iterator[None]:
         finally:
             os.dup2(ours, 2)
             os.close(ours)
+
+
+@cache
+def spare_garbage_collector() -> None:
+    """For tasks: let Python not go through all that is loaded when it looks for garbage.
+
+    PySpark has it look after every task, which costs as much as tens of thousands of rows.
+    """
+    gc.freeze()
 
 
 @contextmanager

@@ -45,6 +45,7 @@ from wirelake.errors import ConfigError, WirelakeError
 from wirelake.spark import offsets
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Extent, Offsets, Options, Range
+from wirelake.spark.session import spare_garbage_collector
 from wirelake.spark.sink import BatchWriter, StreamWriter
 from wirelake.spark.table import LOG_SCHEMA
 
@@ -179,6 +180,7 @@ class _Reading:
         """The rows of a piece, as Arrow batches in Spark's types."""
         if not isinstance(partition, Piece):  # Spark makes one up where nothing is to be read
             return
+        spare_garbage_collector()
         # A batch is cheapest as it is stored; only payloads are worth being left out.
         columns = () if "payload" in self._options.columns else self._options.columns
         batches = self._client.read(
