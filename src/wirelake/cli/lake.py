@@ -61,7 +61,7 @@ def decode(
     ] = "",
     split: Annotated[
         int, typer.Option(min=1, help="MiB that one task decodes, about.", metavar="MIB")
-    ] = 32,
+    ] = 64,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the table; without it, add to it.")
     ] = False,
