@@ -31,6 +31,7 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -49,7 +50,7 @@ from wirelake.engine.database import LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention
 from wirelake.engine.salvage import open_database
-from wirelake.engine.tables import FIRST_RETRY, LAST_RETRY, Tables
+from wirelake.engine.tables import Tables, at_last
 from wirelake.errors import EngineError
 from wirelake.wire import FrameTable
 
@@ -173,9 +174,7 @@ class SqliteEngine(Engine):
         self._finished: deque[list[Callable[[], object]]] = deque()
         self._closing = threading.Event()
         self._given_up: EngineError | None = None
-        self._tables = Tables(
-            self._database, lambda trouble: self._tell("tables", trouble), self._log.applied
-        )
+        self._tables = Tables(self._database, partial(self._tell, "tables"), self._log.applied)
         self._threads = [
             threading.Thread(target=self._write, name="wirelake-writer", daemon=True),
             threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True),
@@ -469,7 +468,10 @@ class SqliteEngine(Engine):
                 if not batch.touched:
                     continue
                 self._open = _Batch(batch.number + 1)
-            if not self._commit_at_last(batch):
+            commit, tell = partial(self._commit, batch), partial(self._tell, "log")
+            given_up = at_last(commit, tell, self._closing.is_set, self._closing.wait)
+            if given_up is not None:
+                self._given_up = given_up
                 return
             if batch.actions:  # first, since they are waited for
                 self._finished.append(batch.actions)
@@ -494,20 +496,6 @@ class SqliteEngine(Engine):
             except Empty:
                 return
 
-    def _commit_at_last(self, batch: _Batch) -> bool:
-        """Commit, however often it must be tried; False if the engine was closed meanwhile."""
-        delay = FIRST_RETRY
-        while (error := self._try(batch)) is not None:
-            self._tell("log", str(error))
-            if self._closing.is_set():
-                self._given_up = error
-                return False
-            self._closing.wait(delay)
-            delay = min(2 * delay, LAST_RETRY)
-        if self._troubles["log"]:
-            self._tell("log", "")
-        return True
-
     def _tell(self, where: str, trouble: str) -> None:
         """Say that something cannot be written there, or that it can be again."""
         self.statistics.failures += bool(trouble)
@@ -519,18 +507,6 @@ class SqliteEngine(Engine):
             log.error("nothing can be written: %s", self.trouble)
         elif before and not self.trouble:
             log.warning("what had to wait has been written")
-
-    def _try(self, batch: _Batch) -> EngineError | None:
-        """Commit; or why not."""
-        try:
-            self._commit(batch)
-        except EngineError as error:
-            return error
-        except Exception as error:  # a thread that dies would take all answers with it
-            if not self.trouble:
-                log.exception("the writer is at a loss")
-            return EngineError(f"the writer is at a loss: {error!r}")
-        return None
 
     def _commit(self, batch: _Batch) -> None:
         """Make a batch durable."""

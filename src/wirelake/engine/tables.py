@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from wirelake.engine.database import Changes, Database
 from wirelake.errors import EngineError
@@ -26,6 +27,39 @@ MOST_BYTES = 64 << 20
 #: What failed is tried again after this many seconds, then twice as many, up to a limit.
 FIRST_RETRY = 0.1
 LAST_RETRY = 2.0
+
+
+def at_last(
+    attempt: Callable[[], object],
+    tell: Callable[[str], None],
+    is_over: Callable[[], bool],
+    pause: Callable[[float], object],
+) -> EngineError | None:
+    """Do something, however often it must be tried; why it was given up, once all `is_over`.
+
+    `tell` hears of trouble, and of its end.
+    """
+    delay = FIRST_RETRY
+    trouble = False
+    while True:
+        try:
+            attempt()
+        except EngineError as caught:
+            error = caught
+        except Exception as caught:  # a thread that dies would take all that follows with it
+            if not trouble:
+                log.exception("at a loss")
+            error = EngineError(f"at a loss: {caught!r}")
+        else:
+            if trouble:
+                tell("")
+            return None
+        trouble = True
+        tell(str(error))
+        if is_over():
+            return error
+        pause(delay)
+        delay = min(2 * delay, LAST_RETRY)
 
 
 class Tables:
@@ -96,8 +130,9 @@ class Tables:
             changes = Changes()
             for one in waiting:
                 changes.follow(one)
-            if not self._commit_at_last(changes, number):
-                return
+            commit = partial(self._database.commit, changes, number)
+            if at_last(commit, self._tell, lambda: self._closing, self._pause) is not None:
+                return  # the log has it
             with self._changed:
                 self._applied = number
                 self._bytes -= size
@@ -109,28 +144,6 @@ class Tables:
         hurries = self._closing or self._wanted > self._applied
         return hurries or self._bytes > EAGER_BYTES
 
-    def _commit_at_last(self, changes: Changes, number: int) -> bool:
-        """Commit, however often it must be tried; False if the engine is closed meanwhile."""
-        delay = FIRST_RETRY
-        failed = False
-        while (error := self._try(changes, number)) is not None:
-            failed = True
-            self._tell(str(error))
-            with self._changed:
-                if self._closing or self._changed.wait_for(lambda: self._closing, delay):
-                    return False
-            delay = min(2 * delay, LAST_RETRY)
-        if failed:
-            self._tell("")
-        return True
-
-    def _try(self, changes: Changes, number: int) -> EngineError | None:
-        """Commit; or why not."""
-        try:
-            self._database.commit(changes, number)
-        except EngineError as error:
-            return error
-        except Exception as error:  # a thread that dies would take all that follows with it
-            log.exception("the tables are at a loss")
-            return EngineError(f"the tables are at a loss: {error!r}")
-        return None
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, seconds)
