@@ -246,7 +246,7 @@ def section(tell: Tell, *, quick: bool) -> Outcome:
     spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows, turns = (QUICK_ROWS, 1) if quick else (4_000_000, 2)
+            rows, turns = (QUICK_ROWS, 1) if quick else (4_000_000, 3)
             found = measure(spark, Path(folder), rows, turns, tell)
     finally:
         spark.stop()
@@ -257,7 +257,7 @@ def main() -> None:
     """Parse the arguments, measure, show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the log (4 million)")
-    parser.add_argument("--turns", type=int, default=2, help="of each (2)")
+    parser.add_argument("--turns", type=int, default=3, help="of each (3)")
     parser.add_argument("--folder", type=Path, help="where to land (a temporary one)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
     options = parser.parse_args()
