@@ -478,7 +478,7 @@ def test_changes_stay_until_somebody_has_them(memory: Path) -> None:
     diary.reopen()
     diary.check()
     assert diary.log.found_changes() == list(range(1, number + 1))
-    assert bytes(diary.log.changes(79)) == b"39" * 200
+    assert [bytes(one) for one in diary.log.changes([79, 80])] == [b"39" * 200, b"more"]
     diary.log.applied(50)
     diary.log.tidy(0.0)
     diary.check()
@@ -496,6 +496,24 @@ def test_changes_stay_until_somebody_has_them(memory: Path) -> None:
     diary.check()
     assert diary.log.damage == []
     diary.log.close()
+
+
+def test_changes_that_are_damaged_are_told_and_left_out(memory: Path) -> None:
+    diary = Diary(memory / "log", segment_bytes=1)
+    for number in range(1, 6):
+        diary.log.write([b"%d" % number * 100], number)
+    diary.log.close()
+    segment = segments(diary.folder)[1]
+    data = bytearray(segment.read_bytes())
+    data[-10] ^= 1
+    segment.write_bytes(data)
+    log = Log(diary.folder, **diary.settings, check_bytes=0)  # too old to be looked at
+    assert log.damage == []
+    found = [bytes(one) for one in log.changes(log.found_changes())]
+    assert found == [b"%d" % number * 100 for number in (1, 3, 4, 5)]
+    assert len(log.damage) == 1
+    assert "changes 2" in log.damage[0]
+    log.close()
 
 
 def test_a_log_of_changes_alone_does_not_grow(memory: Path) -> None:

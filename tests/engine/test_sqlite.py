@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from wirelake.engine import database
+from wirelake.engine import database, tables
 from wirelake.engine.base import Entry, QueueSettings, Stored
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.errors import ConfigError, EngineError
@@ -434,6 +434,26 @@ async def test_an_engine_that_is_closed_in_trouble_says_so(folder: Path) -> None
     assert answered == []
     with opened(folder) as engine:
         assert payloads(engine) == [b"kept"]
+
+
+async def test_an_engine_whose_database_is_stuck_can_be_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "MOST_BYTES", 100)
+    engine = SqliteEngine(folder, capture=False)
+    engine.declare(QueueSettings("jobs"))
+    assert payloads(engine) == []
+    blocker = sqlite3.connect(folder / "broker.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    for sequence in (1, 2, 3):
+        engine.put(stored(sequence, b"x" * 1000))
+        await asyncio.sleep(0.1)  # the writer has to wait for the tables meanwhile
+    await asyncio.to_thread(engine.close)
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    with opened(folder) as engine:
+        assert len(payloads(engine)) == 3
+        assert engine.damage == []
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import threading
@@ -22,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -63,6 +65,8 @@ CHECK_BYTES = 1 << 30
 #: A commit of up to so many bytes, where it lets the file grow, lets it grow by so many more.
 SMALL_COMMIT = 64 << 10
 FILLING = 1 << 20
+
+log = logging.getLogger("wirelake.engine")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_ROOM = (*_FULL, errno.EFBIG)
@@ -240,16 +244,25 @@ class Log:
         """The numbers of all changes that were found when the log was opened, in order."""
         return sorted(self._changes)
 
-    def changes(self, number: int) -> memoryview:
-        """The changes of a number that was found."""
-        segment, at, header = self._changes[number]
-        with Reader(segment.path) as reader:
-            data = reader.read(at, header.size)
-        if not is_whole(data, header):
-            raise EngineError(
-                f"changes {number} of queues and keys are damaged: {segment.path.name}, byte {at}"
-            )
-        return data[RECORD_HEADER:]
+    def changes(self, numbers: Sequence[int]) -> Iterator[memoryview]:
+        """The changes of numbers that were found, but for those that are damaged: that is told."""
+        found = [self._changes[number] for number in numbers]
+        for segment, some in groupby(found, lambda one: one[0]):
+            with _mapped("the log cannot be read"), Reader(segment.path) as reader:
+                for _, at, header in some:
+                    data = reader.read(at, header.size)
+                    if is_whole(data, header):
+                        yield data[RECORD_HEADER:]
+                    else:
+                        segment.checked = False  # so that it is set aside
+                        self._report(
+                            f"{segment.path.name}: changes {header.base} of queues and keys are"
+                            f" damaged, byte {at}"
+                        )
+
+    def _report(self, damage: str) -> None:
+        log.error("the log is damaged: %s", damage)
+        self.damage.append(damage)
 
     def applied(self, number: int) -> None:
         """The database has all changes up to this number: they need not be kept here."""

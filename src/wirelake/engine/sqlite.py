@@ -141,7 +141,7 @@ class SqliteEngine(Engine):
         self._database = open_database(
             folder / "broker.db", self.damage, used=(folder / "log").exists()
         )
-        self._is_repaired = bool(self.damage)
+        is_repaired = bool(self.damage)
         try:
             self._log = Log(
                 folder / "log",
@@ -153,9 +153,9 @@ class SqliteEngine(Engine):
             self._database.close()
             raise
         try:
-            self.damage += self._log.damage
-            self._number = self._replay()  # of the last changes
+            self._number = self._replay(repair=is_repaired)  # of the last changes
             self._queues = self._reserve_sequences()
+            self.damage += self._log.damage
         except BaseException:
             self._log.close()
             self._database.close()
@@ -182,9 +182,13 @@ class SqliteEngine(Engine):
         for thread in self._threads:
             thread.start()
 
-    def _replay(self) -> int:
-        """Bring into the database what only the log has; the number of the last changes."""
+    def _replay(self, *, repair: bool) -> int:
+        """Bring into the database what only the log has; the number of the last changes.
+
+        `repair`: something else may be missing, too.
+        """
         applied = self._database.applied()
+        repair = repair or applied is None
         found = self._log.found_changes()
         numbers = [number for number in found if number > (applied or 0)]
         for before, number in pairwise([applied or 0, *numbers]):
@@ -192,15 +196,16 @@ class SqliteEngine(Engine):
                 text = f"changes {before + 1} to {number - 1} of queues and keys are missing"
                 log.error("the log is damaged: %s", text)
                 self.damage.append(text)
-        if self._is_repaired or applied is None:
+        if repair:
             # What was lost may be found again: all that is complete up to the end comes anew.
             begin = max(0, len(found) - 1)
             while begin and found[begin - 1] + 1 == found[begin]:
                 begin -= 1
             numbers = found[begin:]
         last = max([applied or 0, *numbers])
-        self._database.replay(map(self._log.changes, numbers), last)
-        self._database.declare_missing()
+        self._database.replay(self._log.changes(numbers), last)
+        if repair:
+            self._database.declare_missing()
         return last
 
     def _reserve_sequences(self) -> dict[str, _Queue]:
@@ -370,6 +375,7 @@ class SqliteEngine(Engine):
         self._closing.set()
         self._end_turn()
         self._bell.put(True)
+        self._tables.let_pass()
         for thread in self._threads:
             thread.join()
         self._tables.close()

@@ -80,6 +80,7 @@ class Tables:
         self._applied = 0
         self._since = 0.0  # when the first that wait have come
         self._wanted = 0  # somebody waits for this number
+        self._lets_pass = False
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="wirelake-tables", daemon=True)
@@ -88,8 +89,7 @@ class Tables:
     def add(self, changes: Changes, number: int, size: int) -> None:
         """Bring these in, which have so many bytes in the log, up to this number."""
         with self._changed:
-            while self._bytes > MOST_BYTES and not self._closing:
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._bytes <= MOST_BYTES or self._lets_pass)
             if self._number == self._applied:
                 self._since = time.monotonic()
                 self._changed.notify_all()
@@ -110,6 +110,12 @@ class Tables:
             self._wanted = self._number
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self.is_settled, timeout)
+
+    def let_pass(self) -> None:
+        """Let nobody wait in `add` any more: the end is near."""
+        with self._changed:
+            self._lets_pass = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Bring everything in, or try to: the log has it."""
