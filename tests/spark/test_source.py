@@ -31,7 +31,7 @@ from wirelake.errors import ConfigError, EngineError, RefusedError
 from wirelake.spark import log_client, register, session
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Options, Range
-from wirelake.spark.source import LogReader, Wanted, for_spark, schema_of
+from wirelake.spark.source import BATCH_BYTES, LogReader, Wanted, for_spark, schema_of
 
 ADDRESSES = [f"house/{room}/{what}" for room in "abc" for what in ("door", "temp")]
 
@@ -180,10 +180,10 @@ def test_small_batches_go_to_spark_together() -> None:
 
 
 def test_large_batches_go_to_spark_in_pieces() -> None:
-    names = [b"%060d" % k for k in range(100_000)]
+    names = [b"%060d" % k for k in range(400_000)]
     pieces = list(for_spark([stored(names)], ONE_COLUMN))
     assert len(pieces) > 5
-    assert max(piece.nbytes for piece in pieces) < 1 << 20
+    assert max(piece.nbytes for piece in pieces) <= BATCH_BYTES
     assert b"".join(name.encode() for piece in pieces for name in piece[0].to_pylist()) == (
         b"".join(names)
     )

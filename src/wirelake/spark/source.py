@@ -56,9 +56,8 @@ if TYPE_CHECKING:
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 #: Addresses that are asked for by name at most; a query has room for a hundred parameters.
 MOST_ADDRESSES = 64
-#: What goes to Spark at once (bytes): with what dictionaries stand for it stays below 1 MiB, as the
-#: blocks that larger batches need in the JVM cost it more than batches do.
-BATCH_BYTES = 800 << 10
+#: What goes to Spark at once (bytes), about, so that its memory need not grow with a batch.
+BATCH_BYTES = 4 << 20
 #: Smaller batches are put together: each one costs Spark as much as a hundred rows or two.
 SMALL_BYTES = 64 << 10
 
