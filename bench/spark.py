@@ -142,7 +142,7 @@ async def fill(url: str, http: str, rows: int) -> None:
     client = LogClient(http)
 
     def there() -> int:
-        return sum(extent.next for extent in client.extents().values())
+        return sum(extent.next for extent in client.log().extents.values())
 
     async with wirelake.connect(url) as publisher:
         for _ in range((rows - there()) // BATCH):

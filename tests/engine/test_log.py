@@ -248,6 +248,16 @@ def test_the_number_of_partitions_is_fixed(tmp_path: Path) -> None:
     Log(tmp_path, partitions=3).close()
 
 
+def test_a_log_is_told_from_others_by_its_id(tmp_path: Path) -> None:
+    ids = []
+    for name in ("one", "one", "two"):
+        log = Log(tmp_path / name, partitions=3)
+        ids.append(log.id)
+        log.close()
+    assert ids[0] == ids[1] != ids[2]
+    assert len(ids[0]) == 16
+
+
 def test_a_log_is_used_by_one_at_a_time(diary: Diary) -> None:
     with pytest.raises(EngineError, match="another process"):
         Log(diary.folder, partitions=2)

@@ -146,6 +146,17 @@ def test_a_range_outside_the_log_is_told_what_there_is(house: House, query: str)
     got = house.get(f"/v1/log/{partition}?{query}")
     assert got.status == 416
     assert (got.json["first"], got.json["next"]) == (0, end)
+    assert got.json["log"] == house.get("/v1/log").json["log"]
+
+
+def test_rows_of_one_log_are_not_taken_for_another_s(house: House) -> None:
+    # decision 61
+    fill(house, batches=1)
+    partition, end = largest(house)
+    log = house.get("/v1/log").json["log"]
+    assert house.get(f"/v1/log/{partition}?log={log}").table.num_rows == end
+    got = house.get(f"/v1/log/{partition}?log=0123456789abcdef")
+    assert (got.status, got.json["log"]) == (416, log)
 
 
 @pytest.mark.parametrize(
@@ -406,7 +417,7 @@ def test_the_log_is_for_those_who_may_read(
 
 def test_a_broker_without_a_log_has_no_partitions() -> None:
     with House(None, engine=MemoryEngine()) as house:
-        assert house.get("/v1/log").json == {"partitions": []}
+        assert house.get("/v1/log").json == {"partitions": [], "log": ""}
         assert house.get("/v1/log/0").status == 404
 
 

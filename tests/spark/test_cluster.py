@@ -138,7 +138,7 @@ class Broker:
         client = LogClient(self.url)
         tables = [
             table.cast(SCHEMA)
-            for partition, extent in client.extents().items()
+            for partition, extent in client.log().extents.items()
             for table in client.read(Range(partition, extent.first, extent.next))
         ]
         return pa.concat_tables([SCHEMA.empty_table(), *tables]).sort_by(ORDER)

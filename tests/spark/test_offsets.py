@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from itertools import pairwise
 
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from wirelake.errors import ConfigError, EngineError
 from wirelake.spark.offsets import (
     Extent,
+    Log,
     Offsets,
     Options,
+    Place,
     Range,
+    between,
     check_kept,
     micros,
-    offsets_as_json,
-    offsets_from,
     ranges,
     resolve,
     share,
@@ -27,7 +29,7 @@ from wirelake.spark.offsets import (
 from wirelake.wire.arrow import SCHEMA
 
 URL = {"url": "http://127.0.0.1:7780"}
-LOG = {0: Extent(10, 20), 1: Extent(0, 5)}
+LOG = Log("ours", {0: Extent(10, 20), 1: Extent(0, 5)})
 
 partitions = st.integers(0, 7)
 counts = st.dictionaries(partitions, st.integers(0, 20) | st.integers(0, 10**6), min_size=1)
@@ -133,43 +135,58 @@ def test_a_stream_has_no_end() -> None:
 # Offsets
 
 
-@given(counts)
-def test_offsets_survive_json(offsets: Offsets) -> None:
-    assert offsets_from(offsets_as_json(offsets)) == offsets
+@given(counts, st.sampled_from(["", "ours"]))
+def test_offsets_survive_json(offsets: Offsets, log: str) -> None:
+    place = Place(offsets, log)
+    assert Place.parse(json.loads(json.dumps(place.as_json()))) == place
 
 
 def test_offsets_have_one_text_whatever_their_order() -> None:
-    assert list(offsets_as_json({2: 1, 0: 3, 10: 0})) == ["0", "2", "10"]
+    assert list(Place({2: 1, 0: 3, 10: 0}, "ours").as_json()) == ["0", "2", "10", "log"]
+    assert list(Place({2: 1, 0: 3}).as_json()) == ["0", "2"]
 
 
-@pytest.mark.parametrize("value", [None, [], {"0": "1"}, {"x": 1}, {"0": -1}, {"-1": 1}])
+@pytest.mark.parametrize(
+    "value", [None, [], {"0": "1"}, {"x": 1}, {"0": -1}, {"-1": 1}, {"0": 1, "log": 1}]
+)
 def test_what_are_no_offsets_is_refused(value: object) -> None:
     with pytest.raises(EngineError):
-        offsets_from(value)
+        Place.parse(value)
 
 
 def test_a_bound_is_words_or_numbers() -> None:
     assert resolve("earliest", LOG, "o") == {0: 10, 1: 0}
     assert resolve("latest", LOG, "o") == {0: 20, 1: 5}
-    assert resolve({0: -2, 1: -1}, LOG, "o") == {0: 10, 1: 5}
-    assert resolve({0: 15, 1: 0}, LOG, "o") == {0: 15, 1: 0}
+    assert resolve(Place({0: -2, 1: -1}), LOG, "o") == {0: 10, 1: 5}
+    assert resolve(Place({0: 15, 1: 0}, "ours"), LOG, "o") == {0: 15, 1: 0}
 
 
 @pytest.mark.parametrize("bound", [{0: 10}, {0: 10, 1: 0, 2: 0}, {0: 21, 1: 0}])
 def test_a_bound_that_the_log_does_not_have_is_refused(bound: Offsets) -> None:
     with pytest.raises(ConfigError, match="partition"):
-        resolve(bound, LOG, "startingOffsets")
+        resolve(Place(bound), LOG, "startingOffsets")
+
+
+def test_a_bound_in_another_log_is_refused() -> None:
+    text = '{"0": 15, "1": 0, "log": "theirs"}'
+    starting = Options.parse(URL | {"startingOffsets": text}).starting
+    assert starting == Place({0: 15, 1: 0}, "theirs")
+    with pytest.raises(ConfigError, match="offsets of the log theirs; this is ours"):
+        resolve(starting, LOG, "startingOffsets")
 
 
 # Rows that are gone
 
 
 def test_rows_that_are_there_are_read_from_where_a_query_was() -> None:
-    assert check_kept({0: 12, 1: 5}, LOG, fail=True) == {0: 12, 1: 5}
+    for log in ("ours", ""):  # an old checkpoint does not say which log it is of
+        assert check_kept(Place({0: 12, 1: 5}, log), LOG, fail=True) == {0: 12, 1: 5}
+    old = Log("", LOG.extents)  # nor does an old broker
+    assert check_kept(Place({0: 12, 1: 5}, "ours"), old, fail=True) == {0: 12, 1: 5}
 
 
 def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
-    assert check_kept({0: 12}, LOG, fail=True) == {0: 12, 1: 0}
+    assert check_kept(Place({0: 12}), LOG, fail=True) == {0: 12, 1: 0}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +199,17 @@ def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
 )
 def test_rows_that_were_deleted_are_an_error_or_passed_over(start: Offsets, text: str) -> None:
     with pytest.raises(EngineError, match=text):
+        check_kept(Place(start), LOG, fail=True)
+    assert check_kept(Place(start), LOG, fail=False) == {0: 10, 1: 0}
+
+
+def test_a_log_that_was_replaced_is_an_error_or_read_from_its_beginning() -> None:
+    start = Place({0: 12, 1: 5}, "theirs")
+    with pytest.raises(EngineError, match="the log theirs was read so far"):
         check_kept(start, LOG, fail=True)
     assert check_kept(start, LOG, fail=False) == {0: 10, 1: 0}
+    assert between(start, Place({0: 20, 1: 5}, "ours")) == [Range(0, 0, 20), Range(1, 0, 5)]
+    assert between(start, Place({0: 20, 1: 5}, "theirs")) == [Range(0, 12, 20)]
 
 
 def test_a_log_that_began_anew_is_read_from_its_beginning() -> None:

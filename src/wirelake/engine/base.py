@@ -101,6 +101,8 @@ class Engine(ABC):
 
     #: Partitions of the log; 0 where there is none.
     partitions: int = 0
+    #: Tells this log from any other, so that nobody takes its offsets for another's.
+    log_id: str = ""
     #: Why nothing can be written now, or nothing.
     trouble: str = ""
     #: What was found damaged when it was opened, and what became of it.

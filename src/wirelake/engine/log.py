@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import logging
 import os
 import secrets
@@ -126,6 +127,8 @@ class Log:
             )
         self.partitions = found.identity.partitions
         self._identity = found.identity
+        # Not the mark itself: who knows it can write what looks like a record.
+        self.id = hashlib.blake2b(found.identity.mark, digest_size=8).hexdigest()
         self._segments = found.segments
         self._changes = {
             header.base: (segment, at, header) for segment, at, header in found.changes

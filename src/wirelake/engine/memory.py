@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from array import array
@@ -24,6 +25,7 @@ class MemoryEngine(Engine):
     def __init__(self, *, partitions: int = 0, log_bytes: int = 0) -> None:
         super().__init__()
         self.partitions = partitions
+        self.log_id = secrets.token_hex(8) if partitions else ""
         self._touched = False
         self._entries: dict[str, Entry] = {}
         self._queues: dict[str, QueueSettings] = {}

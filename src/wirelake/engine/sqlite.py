@@ -162,6 +162,7 @@ class SqliteEngine(Engine):
             raise
         if capture:
             self.partitions = self._log.partitions
+            self.log_id = self._log.id
         self._troubles = {"log": "", "tables": ""}
         self._loop = loop
         self._lock = threading.Lock()

@@ -200,7 +200,7 @@ class Api:
             moment = parse_time(given, "time")
             for position, described in zip(positions, shown, strict=True):
                 described["at"] = await self._find(position, moment)
-        return answer({"partitions": shown})
+        return answer({"partitions": shown, "log": self._node.engine.log_id})
 
     async def _find(self, position: Position, moment: int) -> int:
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ class Api:
 
     async def partition(self, request: Request) -> Response:
         """Rows of a partition."""
-        known = ("from", "to", "filter", "columns", "limit", "time_from")
+        known = ("log", "from", "to", "filter", "columns", "limit", "time_from")
         found = query(request, *known)
         rights = rights_of(request, self._node)
         columns = [name for text in found.get("columns", []) for name in text.split(",")]
@@ -221,6 +221,9 @@ class Api:
         wanted = number(path_part(request, "partition"), "the partition")
         if wanted >= len(positions):
             raise RefusedError("not_found", f"the log has {len(positions)} partitions")
+        id = self._node.engine.log_id
+        if one(found, "log") not in ("", id):
+            raise RangeError(f"this is another log: {id}", id, positions[wanted])
         start, stop = await self._range(found, positions[wanted], selection)
         headers = {"Wirelake-From": str(start)}
         if limit < 0 or not (selection.pattern or selection.ops):
@@ -242,7 +245,8 @@ class Api:
         if given := one(found, "to"):
             stop = number(given, "to")
         if not position.first <= start <= position.next or not stop <= position.next:
-            raise RangeError(position.first, position.next)
+            text = f"the log has the offsets from {position.first} up to {position.next}"
+            raise RangeError(text, self._node.engine.log_id, position)
         if stop < start:
             raise RefusedError("bad_request", "to is before from")
         if selection.limit >= 0 and not (selection.pattern or selection.ops):

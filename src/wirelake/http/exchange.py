@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from wirelake.broker.rights import Rights
+from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
 from wirelake.message import Message
 
@@ -80,19 +81,18 @@ class PreconditionError(RefusedError):
 
 
 class RangeError(RefusedError):
-    """Rows that the log does not have: it has [first, next)."""
+    """Rows that the log does not have: it is the log `id`, and has [first, next)."""
 
-    def __init__(self, first: int, following: int) -> None:
-        super().__init__("not_found", f"the log has the offsets from {first} up to {following}")
-        self.first = first
-        self.following = following
+    def __init__(self, text: str, id: str, position: Position) -> None:
+        super().__init__("not_found", text)
+        self.told: dict[str, Any] = {"log": id, "first": position.first, "next": position.next}
 
 
 async def on_refused(request: Request, error: Exception) -> Response:
     """What a RefusedError or an EngineError is to a client."""
     match error:
         case RangeError():
-            return refused(error.code, error.text, 416, first=error.first, next=error.following)
+            return refused(error.code, error.text, 416, **error.told)
         case PreconditionError():
             return refused(error.code, error.text, 412)
         case RefusedError():

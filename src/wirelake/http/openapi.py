@@ -346,7 +346,7 @@ _PATHS: dict[str, Json] = {
         "get": _operation(
             "log",
             "The partitions of the log.",
-            {200: _object(partitions=_list(_ref("Partition")))},
+            {200: _object(partitions=_list(_ref("Partition")), log=_TEXT)},
             _in_query("time", _TEXT, "`at`: the first offset from then on; µs or ISO 8601."),
         )
     },
@@ -356,6 +356,7 @@ _PATHS: dict[str, Json] = {
             "Rows of a partition, as an Arrow stream.",
             {200: _ARROW},
             _in_path("partition", _COUNT),
+            _in_query("log", _TEXT, "The log that is meant; 416 where this is another."),
             _in_query("from", _COUNT, "The first offset; the first that is kept."),
             _in_query("to", _COUNT, "The offset behind the last; up to what is durable."),
             _in_query("time_from", _TEXT, "Instead of `from`: µs since 1970 or ISO 8601."),

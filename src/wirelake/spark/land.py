@@ -27,7 +27,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from wirelake.spark import offsets, table
 from wirelake.spark.commits import FEW, FILE_FORMATS, Commits, File, Files
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Extent, Offsets
+from wirelake.spark.offsets import Extent, Place
 from wirelake.spark.session import spark_errors
 from wirelake.spark.source import register
 
@@ -135,7 +135,7 @@ class _Landing:
         self._files = Files(spark, options.table)
         self._table = self._files.whole(options.table)
         self._side = table.side_table(self._table)
-        self._extents: dict[int, dict[int, Extent]] = {}
+        self._extents: dict[int, Mapping[int, Extent]] = {}
         self._is_first = True
         self._commits: Commits | None = None
         if options.format in FILE_FORMATS:
@@ -168,29 +168,35 @@ class _Landing:
         """What a batch was, once it is over."""
         (source,) = progress["sources"]
         start, end, latest = (
-            offsets.offsets_from(_parsed(source[name]))
+            Place.parse(_parsed(source[name]))
             for name in ("startOffset", "endOffset", "latestOffset")
         )
         if self._options.skip_lost:
-            self._tell_lost(start, self._extents.pop(progress["batchId"], {}))
-        lag = sum(max(0, latest[p] - end.get(p, 0)) for p in latest)
+            self._tell_lost(start, end, self._extents.pop(progress["batchId"], {}))
+        behind = (at - end.offsets.get(p, 0) for p, at in latest.offsets.items())
+        lag = sum(max(0, rows) for rows in behind)
         return Step(progress["batchId"], progress["numInputRows"], lag)
 
-    def _tell_lost(self, start: Offsets, extents: Mapping[int, Extent]) -> None:
+    def _tell_lost(self, start: Place, end: Place, extents: Mapping[int, Extent]) -> None:
         """Put into the side table what the log had no more when a batch began."""
         now = datetime.now(UTC)
         lost = []
         for p, extent in extents.items():
-            if start.get(p, extent.first) < extent.first:
+            at = start.offsets.get(p, extent.first)
+            if not start.is_in(end.log):
+                reason = f"the log {start.log} was replaced by {end.log}; what it had is not known"
+            elif at < extent.first:
                 reason = f"the rows up to {extent.first} were deleted before they were landed"
-                lost.append((f"log/{p}", start[p], reason, "", b"", now))
+            else:
+                continue
+            lost.append((f"log/{p}", at, reason, "", b"", now))
         table.write_errors(self._spark, lost, self._side, format=self._options.format)
 
     # In a batch
 
     def _land(self, rows: DataFrame, batch: int) -> None:
         if self._options.skip_lost:
-            self._extents[batch] = self._client.extents()
+            self._extents[batch] = self._client.log().extents
         if self._commits is None:
             rows.persist()  # it is looked at several times
             try:

@@ -27,7 +27,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pyarrow as pa
 
 from wirelake.errors import EngineError, RefusedError
-from wirelake.spark.offsets import PATIENCE, Extent, Offsets, Range, data_loss, offsets_as_json
+from wirelake.spark.offsets import PATIENCE, Extent, Log, Offsets, Place, Range, data_loss, replaced
 
 #: How long a broker may be silent within an answer (seconds); it waits 30 s for its disk itself.
 SILENCE = 40.0
@@ -69,12 +69,13 @@ class LogClient:
         self._token = token
         self._patience = patience
 
-    def extents(self) -> dict[int, Extent]:
-        """What each partition of the log has now."""
-        return {
-            one["partition"]: Extent(one["first"], one["next"])
-            for one in self._ask("GET", "/v1/log")["partitions"]
+    def log(self) -> Log:
+        """What the log has now."""
+        told = self._ask("GET", "/v1/log")
+        extents = {
+            one["partition"]: Extent(one["first"], one["next"]) for one in told["partitions"]
         }
+        return Log(told.get("log", ""), extents)
 
     def offsets_at(self, moment: int) -> Offsets:
         """The first offset of each partition that was received then (µs) or later."""
@@ -88,7 +89,7 @@ class LogClient:
 
     def advance(self, query: str, offsets: Offsets) -> int:
         """Tell how far a query has read; how many rows it has not."""
-        body = json.dumps(offsets_as_json(offsets)).encode()
+        body = json.dumps(Place(offsets).as_json()).encode()
         return int(self._ask("POST", f"/v1/progress/{quote(query, safe='')}", {}, body)["lag"])
 
     def read(
@@ -97,10 +98,12 @@ class LogClient:
         filters: Sequence[str] = (),
         columns: Iterable[str] = (),
         *,
+        log: str = "",
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.Table]:
         """The rows of a range whose addresses match, in order; some columns, or all of them.
 
+        Where it is said of which log, none of another are taken for them.
         The column `offset` is always there: it says where to go on.
         """
         at = wanted.start
@@ -108,6 +111,8 @@ class LogClient:
         waiting = _Waiting(self._patience)
         while at < wanted.stop:
             asked: dict[str, Any] = {"from": at, "to": wanted.stop, "filter": list(filters)}
+            if log:
+                asked["log"] = log
             if names:
                 asked["columns"] = ",".join(names)
             try:
@@ -119,7 +124,7 @@ class LogClient:
                 return
             except _Refusal as refusal:
                 if refusal.status == _GONE:
-                    at = self._pass_over(refusal, wanted, at, fail=fail_on_data_loss)
+                    at = self._pass_over(refusal, wanted, log, at, fail=fail_on_data_loss)
                 elif refusal.status < 500:
                     raise refusal.error() from None
                 else:
@@ -128,8 +133,13 @@ class LogClient:
                 waiting.pause(self._url, error)
 
     @staticmethod
-    def _pass_over(refusal: _Refusal, wanted: Range, at: int, *, fail: bool) -> int:
+    def _pass_over(refusal: _Refusal, wanted: Range, log: str, at: int, *, fail: bool) -> int:
         """Where to go on when rows are gone; they may have gone while they were read."""
+        found = refusal.told.get("log", log)
+        if log not in ("", found):
+            if fail:
+                raise replaced(log, found)
+            return wanted.stop
         extent = Extent(refusal.told["first"], refusal.told["next"])
         is_shorter = extent.next < wanted.stop  # another log than the one this was planned for
         if fail:

@@ -3,7 +3,8 @@
 Offsets are `{partition: next offset}`, per partition of the log, so that a hundred thousand
 addresses cost a checkpoint nothing. A range of offsets is immutable: reading it again gives the
 same rows. So whatever is planned here follows from options and offsets alone, and a batch that
-Spark runs again is cut into the same tasks.
+Spark runs again is cut into the same tasks. With them stands which log they are of: a broker that
+was given new data must not be taken for one that has gone on.
 
 Options are those of Spark's Kafka source where they mean the same; -2 is the first offset that the
 log has, -1 the next one to come.
@@ -25,8 +26,6 @@ from wirelake.errors import ConfigError, EngineError, RefusedError
 from wirelake.wire.arrow import SCHEMA
 
 Offsets = dict[int, int]
-#: Where to begin or end: everywhere the same, or partition by partition.
-Bound = Literal["earliest", "latest"] | Offsets
 
 EARLIEST, LATEST = -2, -1
 
@@ -54,6 +53,14 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Log:
+    """What a log has, and what tells it from any other; nothing, where a broker is too old."""
+
+    id: str
+    extents: Mapping[int, Extent]
+
+
+@dataclass(frozen=True, slots=True)
 class Range:
     """The offsets [start, stop) of a partition."""
 
@@ -63,6 +70,47 @@ class Range:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where somebody is in a log: the next offset of each partition; empty `log`: of any log."""
+
+    offsets: Offsets
+    log: str = ""
+
+    @classmethod
+    def parse(cls, value: object, *, least: int = 0) -> Place:
+        """A place from JSON, where the keys are text."""
+        if not isinstance(value, dict):
+            raise EngineError(f"{value!r} are no offsets")
+        offsets: Offsets = {}
+        log = value.get("log", "")
+        if not isinstance(log, str):
+            raise EngineError(f"{log!r} is no log")
+        for key, offset in value.items():
+            if key == "log":
+                continue
+            number = str(key)
+            if not (number.isascii() and number.isdecimal()) or type(offset) is not int:
+                raise EngineError(f"{key!r}: {offset!r} is no offset of a partition")
+            if offset < least:
+                raise EngineError(f"{offset} is no offset")
+            offsets[int(number)] = offset
+        return cls(offsets, log)
+
+    def as_json(self) -> dict[str, int | str]:
+        """The same for JSON, always in one order: Spark compares the text."""
+        numbers = {str(partition): self.offsets[partition] for partition in sorted(self.offsets)}
+        return numbers | ({"log": self.log} if self.log else {})
+
+    def is_in(self, log: str) -> bool:
+        """Whether it can be a place in this log."""
+        return not self.log or not log or self.log == log
+
+
+#: Where to begin or end: everywhere the same, or partition by partition.
+Bound = Literal["earliest", "latest"] | Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +249,7 @@ def _bound(options: Mapping[str, str], name: str) -> Bound | None:
         case "latest":
             return "latest"
     try:
-        return offsets_from(json.loads(text), least=EARLIEST)
+        return Place.parse(json.loads(text), least=EARLIEST)
     except (ValueError, EngineError):
         form = 'earliest, latest, or JSON such as {"0": 23, "1": -2}'
         raise ConfigError(name, f"{text!r} is not {form}") from None
@@ -246,73 +294,68 @@ def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _has(bound: Bound | None, word: str, number: int) -> bool:
-    return bound == word or (isinstance(bound, dict) and number in bound.values())
+    return bound == word or (isinstance(bound, Place) and number in bound.offsets.values())
 
 
 # Offsets
 
 
-def offsets_from(value: object, *, least: int = 0) -> Offsets:
-    """Offsets from JSON, where the keys are text."""
-    if not isinstance(value, dict):
-        raise EngineError(f"{value!r} are no offsets")
-    offsets: Offsets = {}
-    for key, offset in value.items():
-        number = str(key)
-        if not (number.isascii() and number.isdecimal()) or type(offset) is not int:
-            raise EngineError(f"{key!r}: {offset!r} is no offset of a partition")
-        if offset < least:
-            raise EngineError(f"{offset} is no offset")
-        offsets[int(number)] = offset
-    return offsets
-
-
-def offsets_as_json(offsets: Offsets) -> dict[str, int]:
-    """The same for JSON, always in one order: Spark compares the text."""
-    return {str(partition): offsets[partition] for partition in sorted(offsets)}
-
-
-def resolve(bound: Bound, log: Mapping[int, Extent], option: str) -> Offsets:
+def resolve(bound: Bound, log: Log, option: str) -> Offsets:
     """The offsets that a bound stands for now; each partition of the log must have one."""
+    first = {p: extent.first for p, extent in log.extents.items()}
+    latest = {p: extent.next for p, extent in log.extents.items()}
     if bound == "earliest":
-        return {partition: extent.first for partition, extent in log.items()}
+        return first
     if bound == "latest":
-        return {partition: extent.next for partition, extent in log.items()}
-    assert isinstance(bound, dict)
-    if bound.keys() != log.keys():
-        has = ", ".join(map(str, sorted(log)))
+        return latest
+    assert isinstance(bound, Place)
+    if not bound.is_in(log.id):
+        raise ConfigError(option, f"these are offsets of the log {bound.log}; this is {log.id}")
+    if bound.offsets.keys() != latest.keys():
+        has = ", ".join(map(str, sorted(latest)))
         raise ConfigError(option, f"the log has the partitions {has}; give an offset for each")
-    extents = {EARLIEST: {p: e.first for p, e in log.items()}}
-    extents[LATEST] = {p: e.next for p, e in log.items()}
-    offsets = {p: extents.get(given, bound)[p] for p, given in bound.items()}
+    words = {EARLIEST: first, LATEST: latest}
+    offsets = {p: words.get(given, bound.offsets)[p] for p, given in bound.offsets.items()}
     for partition, offset in offsets.items():
-        if offset > log[partition].next:
-            text = f"partition {partition} ends at {log[partition].next}, before {offset}"
+        if offset > latest[partition]:
+            text = f"partition {partition} ends at {latest[partition]}, before {offset}"
             raise ConfigError(option, text)
     return offsets
 
 
-def check_kept(start: Offsets, log: Mapping[int, Extent], *, fail: bool) -> Offsets:
+def check_kept(start: Place, log: Log, *, fail: bool) -> Offsets:
     """Where to go on from `start`: rows that the log has no more are an error, or are passed over.
 
-    A log that ends before `start`, or has fewer partitions, is another log than the one that was
-    read before: it is read from its beginning.
+    Another log than the one that was read before is read from its beginning. It may have taken the
+    same name from a back-up: then it can be told where it ends before `start`.
     """
+    if not start.is_in(log.id):
+        if fail:
+            raise replaced(start.log, log.id)
+        return {partition: extent.first for partition, extent in log.extents.items()}
     kept: Offsets = {}
-    for partition, extent in log.items():
-        begin = start.get(partition, extent.first)
+    for partition, extent in log.extents.items():
+        begin = start.offsets.get(partition, extent.first)
         if extent.first <= begin <= extent.next:
             kept[partition] = begin
             continue
         if fail:
             raise data_loss(partition, begin, extent)
         kept[partition] = extent.first
-    if fail and (gone := start.keys() - log.keys()):
+    if fail and (gone := start.offsets.keys() - log.extents.keys()):
         raise EngineError(
             f"the log has no partition {min(gone)} any more: was the broker's data replaced? "
             "With failOnDataLoss=false it is read from its beginning"
         )
     return kept
+
+
+def replaced(known: str, found: str) -> EngineError:
+    """The error for a log that is another than before."""
+    return EngineError(
+        f"the log {known} was read so far, but the broker has the log {found}: was its data "
+        "replaced? With failOnDataLoss=false that one is read from its beginning"
+    )
 
 
 def data_loss(partition: int, wanted: int, extent: Extent) -> EngineError:
@@ -342,6 +385,11 @@ def share(start: Offsets, end: Offsets, most: int) -> Offsets:
     for partition in by_loss[:left]:
         taken[partition] += 1
     return {p: start.get(p, 0) + taken[p] if p in waiting else end[p] for p in end}
+
+
+def between(start: Place, end: Place) -> list[Range]:
+    """What lies between two places; all up to the end where it is in another log."""
+    return ranges(start.offsets if start.is_in(end.log) else {}, end.offsets)
 
 
 def ranges(start: Offsets, end: Offsets) -> list[Range]:

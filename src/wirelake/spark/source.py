@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import lru_cache
@@ -44,7 +44,7 @@ from wirelake.address import has_wildcard, matches
 from wirelake.errors import ConfigError, WirelakeError
 from wirelake.spark import offsets
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Extent, Offsets, Options, Range
+from wirelake.spark.offsets import Log, Offsets, Options, Place, Range
 from wirelake.spark.session import spare_garbage_collector
 from wirelake.spark.sink import BatchWriter, StreamWriter
 from wirelake.spark.table import LOG_SCHEMA
@@ -158,6 +158,7 @@ class Piece(InputPartition):
     """What one task reads."""
 
     range: Range
+    log: str
     filters: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -186,6 +187,7 @@ class _Reading:
             partition.range,
             partition.filters,
             columns,
+            log=partition.log,
             fail_on_data_loss=self._options.fail_on_data_loss,
         )
         schema = to_arrow_schema(self._schema, timezone="UTC")
@@ -321,21 +323,21 @@ class LogReader(_Reading, DataSourceReader):
         if filters is None:
             return []
         client = self._client
-        extents = client.extents()
-        start, end = self._bounds(client, extents)
+        log = client.log()
+        start, end = self._bounds(client, log)
         pieces = offsets.split(
             offsets.ranges(start, {p: max(end[p], start[p]) for p in end}),
             self._options.min_partitions,
         )
-        return [Piece(one, filters) for one in pieces]
+        return [Piece(one, log.id, filters) for one in pieces]
 
-    def _bounds(self, client: LogClient, extents: Mapping[int, Extent]) -> tuple[Offsets, Offsets]:
+    def _bounds(self, client: LogClient, log: Log) -> tuple[Offsets, Offsets]:
         options = self._options
         if options.starting_time is not None:
             start = client.offsets_at(options.starting_time)
         else:
-            start = offsets.resolve(options.starting or "earliest", extents, "startingOffsets")
-        end = offsets.resolve(options.ending or "latest", extents, "endingOffsets")
+            start = offsets.resolve(options.starting or "earliest", log, "startingOffsets")
+        end = offsets.resolve(options.ending or "latest", log, "endingOffsets")
         if "timestamp" in self._wanted.bounds:
             # Times never go back within a partition, so a time is an offset.
             least, most = self._wanted.bounds["timestamp"]
@@ -347,7 +349,7 @@ class LogReader(_Reading, DataSourceReader):
             start = _larger(start, dict.fromkeys(start, least))
             end = _smaller(end, dict.fromkeys(end, most))
         least, most = self._wanted.bounds.get("partition", (0, _LARGEST))
-        chosen = [p for p in extents if least <= p < most]
+        chosen = [p for p in log.extents if least <= p < most]
         return {p: start[p] for p in chosen}, {p: end[p] for p in chosen}
 
 
@@ -361,6 +363,9 @@ def _smaller(some: Offsets, others: Offsets) -> Offsets:
 
 # Streams
 
+#: An offset as Spark has it: a place in the log.
+Json = dict[str, int | str]
+
 
 class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream: from one offset to the next."""
@@ -371,13 +376,15 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         self._target: Offsets = {}
         self._told: Offsets = {}  # so that it is not told again and again
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
         """Where a new query begins."""
         client, options = self._client, self._options
+        log = client.log()
         if options.starting_time is not None:
-            return offsets.offsets_as_json(client.offsets_at(options.starting_time))
-        found = offsets.resolve(options.starting or "latest", client.extents(), "startingOffsets")
-        return offsets.offsets_as_json(found)
+            found = client.offsets_at(options.starting_time)
+        else:
+            found = offsets.resolve(options.starting or "latest", log, "startingOffsets")
+        return Place(found, log.id).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """How much a batch may have."""
@@ -386,38 +393,39 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What is there now is all there will be."""
-        self._target = self._latest()
+        self._target = self._latest().offsets
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 - Spark's name
         """Where the batch that begins at `start` ends."""
-        begin = offsets.offsets_from(start)
-        extents = self._client.extents()
-        kept = offsets.check_kept(begin, extents, fail=self._options.fail_on_data_loss)
-        end = {p: extent.next for p, extent in extents.items()}
+        begin = Place.parse(start)
+        log = self._client.log()
+        kept = offsets.check_kept(begin, log, fail=self._options.fail_on_data_loss)
+        end = {p: extent.next for p, extent in log.extents.items()}
         if self._target:
             end = {p: min(end[p], max(self._target.get(p, 0), kept[p])) for p in end}
-        if end == begin:
+        if Place(end, log.id) == begin:
             # Nothing is left to do, so what was begun is done; Spark itself tells it late.
-            self._tell(begin)
+            self._tell(end)
             if not self._target:
                 time.sleep(IDLE)
         elif isinstance(limit, ReadMaxRows):
             end = offsets.share(kept, end, limit.max_rows)
-        return offsets.offsets_as_json(end)
+        return Place(end, log.id).as_json()
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> Json:  # noqa: N802 - Spark's name
         """Where the log ends, for the query's progress: what is left is the lag."""
-        return offsets.offsets_as_json(self._latest())
+        return self._latest().as_json()
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """The tasks of a batch."""
-        found = offsets.ranges(offsets.offsets_from(start), offsets.offsets_from(end))
+        stop = Place.parse(end)
+        found = offsets.between(Place.parse(start), stop)
         pieces = offsets.split(found, self._options.min_partitions)
-        return [Piece(one, self._options.filters) for one in pieces]
+        return [Piece(one, stop.log, self._options.filters) for one in pieces]
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: Json) -> None:
         """Everything up to here is done."""
-        self._tell(offsets.offsets_from(end))
+        self._tell(Place.parse(end).offsets)
 
     def _tell(self, done: Offsets) -> None:
         """Tell the broker how far this is; a query goes on where that cannot be told."""
@@ -430,5 +438,6 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         except WirelakeError as error:
             log.warning("the progress of %s was not told: %s", self._options.query, error)
 
-    def _latest(self) -> Offsets:
-        return {p: extent.next for p, extent in self._client.extents().items()}
+    def _latest(self) -> Place:
+        log = self._client.log()
+        return Place({p: extent.next for p, extent in log.extents.items()}, log.id)
