@@ -27,6 +27,7 @@ KERNELS = [
     "wirelake.wire.tmq",
     "wirelake.wire.arrow",
     "wirelake.broker.route",
+    "wirelake.engine.arrow_stream",
     "wirelake.engine.batch",
 ]
 

@@ -32,7 +32,8 @@ from rich.table import Table
 
 from bench.results import write_json
 from bench.wire import machine
-from wirelake.engine.batch import Compression, Rows
+from wirelake.engine.arrow_stream import Compression
+from wirelake.engine.batch import Rows
 from wirelake.engine.log import Log
 from wirelake.message import Message
 from wirelake.wire import FrameTable, encoder, scanner

@@ -10,7 +10,7 @@ import pytest
 
 from tests.broker.desk import Desk
 from wirelake.broker.node import Node
-from wirelake.engine.batch import decode
+from wirelake.engine.arrow_stream import decode
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message
 from wirelake.wire import DIALECTS, FrameTable

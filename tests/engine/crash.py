@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from wirelake.engine.arrow_stream import END, PREAMBLE
 from wirelake.engine.base import Entry, QueueSettings, Stored
-from wirelake.engine.batch import END, PREAMBLE
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.message import Message
 from wirelake.wire import FrameTable

@@ -14,19 +14,8 @@ from msgspec.structs import replace
 from tests.wire.reading import write
 from tests.wire.strategies import messages
 from wirelake.engine import batch as kernel
-from wirelake.engine.batch import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    END,
-    PREAMBLE,
-    STORED,
-    Batch,
-    Compression,
-    Rows,
-    decode,
-    ipc,
-    pack_names,
-)
+from wirelake.engine.arrow_stream import BATCH_ROWS, END, PREAMBLE, STORED, Compression, decode, ipc
+from wirelake.engine.batch import BATCH_BYTES, Batch, Rows, pack_names
 from wirelake.message import Message
 from wirelake.wire import DIALECTS, FrameTable, scanner
 from wirelake.wire.arrow import SCHEMA

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from wirelake.engine.arrow_stream import END, PREAMBLE
 from wirelake.engine.base import Engine, Entry, QueueSettings, Stored
-from wirelake.engine.batch import END, PREAMBLE
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.errors import EngineError

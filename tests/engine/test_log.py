@@ -22,8 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wirelake.engine.arrow_stream import END, PREAMBLE, STORED, Compression, decode
 from wirelake.engine.base import LogBatch
-from wirelake.engine.batch import END, PREAMBLE, STORED, Compression, decode
 from wirelake.engine.log import Log
 from wirelake.engine.retention import Retention
 from wirelake.engine.segment import filling

@@ -30,8 +30,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wirelake.engine.arrow_stream import Compression, decode, ipc
 from wirelake.engine.base import PARTITIONS, LogBatch, Position
-from wirelake.engine.batch import MAX_NAMES_BYTES, Batch, Compression, Rows, decode, ipc
+from wirelake.engine.batch import MAX_NAMES_BYTES, Batch, Rows
 from wirelake.engine.recovery import Recovery
 from wirelake.engine.retention import Going, Retention, expired, groups, rewrite
 from wirelake.engine.segment import (

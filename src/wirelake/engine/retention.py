@@ -20,17 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wirelake.address import matches
-from wirelake.engine.batch import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    PREAMBLE,
-    STORED,
-    Batch,
-    Compression,
-    decode,
-    ipc,
-    pack_names,
-)
+from wirelake.engine.arrow_stream import BATCH_ROWS, PREAMBLE, STORED, Compression, decode, ipc
+from wirelake.engine.batch import BATCH_BYTES, Batch, pack_names
 from wirelake.engine.segment import (
     RECORD_HEADER,
     Draft,

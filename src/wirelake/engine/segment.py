@@ -35,7 +35,8 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from wirelake.engine.batch import BATCH_ROWS, MAX_PARTITIONS, Batch
+from wirelake.engine.arrow_stream import BATCH_ROWS
+from wirelake.engine.batch import MAX_PARTITIONS, Batch
 from wirelake.errors import EngineError
 
 Piece = bytes | memoryview

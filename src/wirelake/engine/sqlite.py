@@ -36,6 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from wirelake.engine.arrow_stream import Compression
 from wirelake.engine.base import (
     PARTITIONS,
     Engine,
@@ -45,7 +46,6 @@ from wirelake.engine.base import (
     QueueSettings,
     Stored,
 )
-from wirelake.engine.batch import Compression
 from wirelake.engine.database import LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention

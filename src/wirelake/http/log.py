@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 
 from wirelake.address import check_filter, has_wildcard
 from wirelake.broker.rights import Rights
+from wirelake.engine.arrow_stream import END, PREAMBLE, STORED, decode
 from wirelake.engine.base import Engine, LogBatch, Position
-from wirelake.engine.batch import END, PREAMBLE, STORED, decode
 from wirelake.errors import EngineError, RefusedError
 
 #: What is read in one turn of a thread, and sent at once at most: larger pieces are cut, and only

@@ -27,7 +27,7 @@ from wirelake.broker.local import DIALECT, LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.broker.queues import DELAY
 from wirelake.broker.rights import Rights
-from wirelake.engine.batch import decode
+from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import as_json
 from wirelake.http.gate import Gate
