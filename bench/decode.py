@@ -30,7 +30,7 @@ from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
 from wirelake.message import Message
 from wirelake.spark import session, table
-from wirelake.spark.decode import Capture, Options, Part, decode, messages, plan
+from wirelake.spark.decode import Capture, Options, Part, decode, find, messages, plan
 from wirelake.wire import FrameTable, encoder
 
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
@@ -115,21 +115,19 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
     write_dump(dump, rows)
     spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
     try:
-        once = [Capture(str(dump), 0)]
-        twice = [*once, Capture(str(dump), 1)]
+        once = [str(dump)]
+        twice = 2 * once
 
-        def decoded(captures: list[Capture]) -> DataFrame:
-            plans = spark.sparkContext.parallelize(captures, len(captures)).map(
-                lambda capture: plan(capture, OPTIONS)
-            )
-            return messages(spark, [part for each in plans.collect() for part in each.parts])
+        def decoded(files: list[str]) -> DataFrame:
+            plans = find(spark, files, OPTIONS)
+            return messages(spark, [part for each in plans for part in each.parts])
 
         def scanned() -> DataFrame:
             return table.read(spark, target).select(*table.LOG_SCHEMA.names)
 
         decode(spark, [str(dump)], target, OPTIONS, overwrite=True)
         assert scanned().count() == rows
-        parts = plan(once[0], replace(OPTIONS, step=1 << 20)).parts
+        parts = plan(Capture(once[0], 0), replace(OPTIONS, step=1 << 20)).parts
         some = parts[: max(1, len(parts) // share)]
         in_some = sum(span.messages for part in some for _, span in part.spans)
         works: dict[str, tuple[int, Callable[[], DataFrame]]] = {

@@ -17,7 +17,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate
 
@@ -98,10 +99,7 @@ def decode(
     overwrite: bool = False,
 ) -> Result:
     """Add the messages of captures to a table, and what cannot be read to its side table."""
-    captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
-    with spark_errors(), progress(spark, "index"):
-        tasks = spark.sparkContext.parallelize(captures, min(len(captures), MOST_TASKS))
-        plans = tasks.map(lambda capture: plan(capture, options)).collect()
+    plans = find(spark, files, options)
     rows = messages(spark, [part for each in plans for part in each.parts])
     with progress(spark, "decode"):
         table.write(rows, target, format=format, overwrite=overwrite)
@@ -110,6 +108,29 @@ def decode(
     side = errors or table.side_table(target)
     table.write_errors(spark, faults, side, format=format, overwrite=overwrite)
     return Result(sum(each.messages for each in plans), len(faults))
+
+
+def find(spark: SparkSession, files: Sequence[str], options: Options) -> list[Plan]:
+    """The index pass."""
+    captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
+    context = spark.sparkContext
+    options = replace(options, step=even_step(files, options.step, context.defaultParallelism))
+    with spark_errors(), progress(spark, "index"):
+        tasks = context.parallelize(captures, min(len(captures), MOST_TASKS))
+        plans: list[Plan] = tasks.map(lambda capture: plan(capture, options)).collect()
+    return plans
+
+
+def even_step(files: Sequence[str], step: int, cores: int) -> int:
+    """At most so many bytes, so that no core is idle while others decode what is left over."""
+    size = 0
+    for path in files:
+        with suppress(OSError):  # the task that looks at it says so
+            size += os.stat(path).st_size  # noqa: PTH116 - a plain path
+    count = -(-size // step)
+    if count <= cores:
+        return step
+    return -(-size // (count + -count % cores))
 
 
 def messages(spark: SparkSession, parts: list[Part]) -> DataFrame:
