@@ -18,7 +18,16 @@ from tests.wire.reading import write
 from wirelake.errors import EngineError
 from wirelake.message import Message
 from wirelake.spark import table
-from wirelake.spark.decode import Capture, Options, Result, decode, messages, plan
+from wirelake.spark.decode import (
+    Capture,
+    Options,
+    Result,
+    decode,
+    even_step,
+    find,
+    messages,
+    plan,
+)
 from wirelake.wire.arrow import SCHEMA
 
 CODE = "from wirelake.cli import main; main()"
@@ -98,6 +107,40 @@ def test_what_cannot_be_read_stops_nothing_and_is_in_the_side_table(
     assert third["reason"] == "too short to tell the dialect"
     _, said = inspected(broken)
     assert f"byte {first['offset']}: an option is letters and digits" in said.decode()
+
+
+def test_a_dump_is_the_same_whether_one_task_indexes_it_or_several(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    inner = write([Message("inner", b"y")] * 400, "kobold-3")
+    dumps = {
+        "plain": ("kobold-3", [Message(f"plant/{k}", b"%d" % k) for k in range(2000)]),
+        "frames in payloads": ("kobold-3", [Message("outer", inner)] * 5),
+        "topics set before": ("mfp-1", [Message(f"plant/{k // 99}", b"x") for k in range(500)]),
+    }
+    for name, (dialect, given) in dumps.items():
+        data = write(given, dialect)
+        dump = tmp_path / name
+        dump.write_bytes(data)
+        options = Options(dialect, step=len(data) // 4)
+        (found,) = find(spark, [str(dump)], options)
+        alone = plan(Capture(str(dump), 0), options)
+        assert (found.messages, found.faults) == (alone.messages, [])
+        assert found.messages >= len(given)
+        rows = messages(spark, found.parts).orderBy("offset")
+        assert rows.collect() == messages(spark, alone.parts).orderBy("offset").collect()
+        assert len(found.parts) > 1
+
+
+@pytest.mark.parametrize(
+    ("size", "cores", "count"), [(9, 2, 1), (20, 2, 2), (85, 2, 10), (90, 4, 12), (30, 200, 3)]
+)
+def test_no_core_is_idle_while_others_decode_what_is_left_over(
+    size: int, cores: int, count: int
+) -> None:
+    step = even_step(size, 10, cores)
+    assert step <= 10
+    assert -(-size // step) == count
 
 
 def test_packets_and_dumps_go_to_one_table_with_their_times_and_folders(

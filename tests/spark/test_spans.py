@@ -14,7 +14,17 @@ from tests.wire.strategies import messages
 from tests.wire.vectors import load
 from wirelake.errors import EngineError, ProtocolError
 from wirelake.message import Message
-from wirelake.spark.spans import Index, State, batches, index, whole
+from wirelake.spark.spans import (
+    PROOF,
+    WITH_TOPIC,
+    Index,
+    State,
+    batches,
+    index,
+    index_stretch,
+    joined,
+    whole,
+)
 from wirelake.wire import DIALECTS, Feed, FrameTable, detect, encoder
 from wirelake.wire.arrow import SCHEMA, to_arrow
 
@@ -146,3 +156,60 @@ def test_a_file_that_changes_between_the_passes_is_an_error_and_no_wrong_row() -
     data[0] = 0xFF
     with pytest.raises(EngineError, match="has changed"):
         decoded(bytes(data), found)
+
+
+# Indexed by several tasks
+
+APART = [dialect for dialect in DIALECTS if dialect not in WITH_TOPIC]
+
+
+def stretched(data: bytes, dialect: str, count: int) -> Index | None:
+    """What several tasks find in a stream; where it fits together, what one task finds."""
+    dump, state = whole(memoryview(data)), State(dialect)
+    found = joined([index_stretch(dump, state, 100, k, count) for k in range(count)])
+    if found is not None:
+        alone = index(dump, state, 100)
+        assert (found.messages, found.end, found.state) == (alone.messages, alone.end, alone.state)
+        assert str(found.fault) == str(alone.fault)
+        assert decoded(data, found).equals(decoded(data, alone))
+    return found
+
+
+@pytest.mark.parametrize("dialect", APART)
+@given(data=st.data())
+@thorough
+def test_what_several_tasks_find_fits_together_or_is_not_taken(
+    dialect: str, data: st.DataObject
+) -> None:
+    frames = write(data.draw(st.lists(messages(dialect), min_size=1, max_size=6)) * 100, dialect)
+    tail = data.draw(st.sampled_from([b"", b"\xff\xff\xff\xff\xff", frames[: len(frames) // 2]]))
+    stretched(frames + tail, dialect, data.draw(st.integers(2, 5)))
+
+
+@pytest.mark.parametrize("dialect", APART)
+def test_several_tasks_index_a_plain_dump(dialect: str) -> None:
+    plain = [Message(address=f"plant/{k}", payload=b"x" * (k % 90)) for k in range(4000)]
+    data = write(plain, dialect)
+    found = stretched(data, dialect, 4)
+    assert found is not None
+    assert found.messages == index(whole(memoryview(data)), State(dialect), 1 << 20).messages
+
+
+@pytest.mark.parametrize("dialect", APART)
+@pytest.mark.parametrize("at", [0.1, 0.4, 0.9])
+def test_a_fault_is_found_whoever_comes_upon_it(dialect: str, at: float) -> None:
+    data = bytearray(write([Message(address="a/b", payload=b"x" * 50)] * 4000, dialect))
+    place = int(at * len(data))
+    data[place : place + 200] = b"\xff" * 200
+    parts = [index_stretch(whole(memoryview(data)), State(dialect), 100, k, 3) for k in range(3)]
+    assert any(part is None or part.fault is not None for part in parts)
+    found = stretched(bytes(data), dialect, 3)
+    assert found is None or found.fault is not None
+
+
+@pytest.mark.parametrize("dialect", APART)
+def test_frames_inside_of_payloads_deceive_nobody(dialect: str) -> None:
+    inner = write([Message(address="inner", payload=b"y")] * (3 * PROOF), dialect)
+    data = write([Message(address="outer", payload=inner)] * 3, dialect)
+    assert index_stretch(whole(memoryview(data)), State(dialect), 100, 1, 2) is not None
+    assert stretched(data, dialect, 2) is None

@@ -58,7 +58,7 @@ log = logging.getLogger("wirelake.engine")
 
 #: How long a commit for which nobody waits is put off (seconds), unless so many bytes are waiting.
 LINGER = 0.05
-EAGER_BYTES = 1 << 20
+EAGER_BYTES = 4 << 20
 
 #: Sequences are reserved in blocks of this many, the next one when half of it is used.
 BLOCK = 1 << 16

@@ -1,7 +1,8 @@
 """`wirelake lake decode`: captures into the table.
 
-1. *Index*, a task a file: what kind of file it is, which messages are in it, where it can be split,
-   and every fault. Afterwards it is known how many messages there are and what number each has.
+1. *Index*, a task a file, or several for a large dump: what kind of file it is, which messages are
+   in it, where it can be split, and every fault. Afterwards it is known how many messages there are
+   and what number each has.
 2. *Decode*, a task for every 64 MiB or so: the compiled scanners make Arrow batches of the spans,
    which Spark writes to the table as they are.
 
@@ -31,7 +32,17 @@ from wirelake.spark import table
 from wirelake.spark.flows import Fault, Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap
 from wirelake.spark.session import progress, spare_garbage_collector, spark_errors
-from wirelake.spark.spans import Span, State, batches, index, whole
+from wirelake.spark.spans import (
+    WITH_TOPIC,
+    Index,
+    Span,
+    State,
+    batches,
+    index,
+    index_stretch,
+    joined,
+    whole,
+)
 from wirelake.wire import detect
 
 #: Bytes that one task decodes, about.
@@ -114,19 +125,38 @@ def find(spark: SparkSession, files: Sequence[str], options: Options) -> list[Pl
     """The index pass."""
     captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
     context = spark.sparkContext
-    options = replace(options, step=even_step(files, options.step, context.defaultParallelism))
+    cores = context.defaultParallelism
+    sizes = [_size(capture.path) for capture in captures]
+    options = replace(options, step=even_step(sum(sizes), options.step, cores))
+    stretches = [
+        (capture, k, count)
+        for capture, size in zip(captures, sizes, strict=True)
+        for count in [max(1, min(size // options.step, cores))]
+        for k in range(count)
+    ]
     with spark_errors(), progress(spark, "index"):
-        tasks = context.parallelize(captures, min(len(captures), MOST_TASKS))
-        plans: list[Plan] = tasks.map(lambda capture: plan(capture, options)).collect()
-    return plans
+        tasks = context.parallelize(stretches, min(len(stretches), MOST_TASKS))
+        found = tasks.map(lambda stretch: look(*stretch, options)).collect()
+        looks: dict[Capture, list[Plan | Index | None]] = {}
+        for (capture, _, _), seen in zip(stretches, found, strict=True):
+            looks.setdefault(capture, []).append(seen)
+        plans = {capture: _put_together(capture, seen, options) for capture, seen in looks.items()}
+        # What cannot be put together is looked at once more, as a whole.
+        again = [capture for capture, made in plans.items() if made is None]
+        if again:
+            left = context.parallelize(again, min(len(again), MOST_TASKS))
+            plans |= zip(again, left.map(lambda one: plan(one, options)).collect(), strict=True)
+    return [made for made in plans.values() if made is not None]
 
 
-def even_step(files: Sequence[str], step: int, cores: int) -> int:
+def _size(path: str) -> int:
+    with suppress(OSError):  # the task that looks at it says so
+        return os.stat(path).st_size  # noqa: PTH116 - a plain path
+    return 0
+
+
+def even_step(size: int, step: int, cores: int) -> int:
     """At most so many bytes, so that no core is idle while others decode what is left over."""
-    size = 0
-    for path in files:
-        with suppress(OSError):  # the task that looks at it says so
-            size += os.stat(path).st_size  # noqa: PTH116 - a plain path
     count = -(-size // step)
     if count <= cores:
         return step
@@ -194,6 +224,10 @@ def plan(capture: Capture, options: Options = Options()) -> Plan:  # noqa: B008 
         found = find_in_packets(data, options.ports, options.dialect, options.step)
     else:
         found = find_in_dump(data, options)
+    return _planned(capture, data, found, options)
+
+
+def _planned(capture: Capture, data: memoryview, found: Found, options: Options) -> Plan:
     firsts = list(accumulate((stream.messages for stream in found.streams), initial=0))
     spans = [
         (first, span)
@@ -209,23 +243,49 @@ def plan(capture: Capture, options: Options = Options()) -> Plan:  # noqa: B008 
 
 def find_in_dump(data: memoryview, options: Options) -> Found:
     """What is in a raw dump of one direction."""
-    found = Found()
     if not data:
-        return found
+        return Found()
     try:
         dialect = options.dialect or detect(data)
         if dialect is None:
             raise ProtocolError("auto", 0, "too short to tell the dialect")
     except ProtocolError as error:
-        found.faults.append(Fault(error.offset, error.reason, error.dialect))
-        return found
-    stream = index(whole(data, options.time), State(dialect), options.step)
-    found.streams.append(stream)
+        return Found(faults=[Fault(error.offset, error.reason, error.dialect)])
+    return _in_dump(data, index(whole(data, options.time), State(dialect), options.step))
+
+
+def _in_dump(data: memoryview, stream: Index) -> Found:
+    found = Found([stream])
     if stream.fault is not None:
         left = len(data) - stream.end
         reason = f"{stream.fault.reason}; nothing is read of the last {left} bytes"
-        found.faults.append(Fault(stream.fault.offset, reason, dialect))
+        found.faults.append(Fault(stream.fault.offset, reason, stream.state.dialect))
     return found
+
+
+def look(capture: Capture, k: int, count: int, options: Options) -> Plan | Index | None:
+    """What is in the k-th of so many parts of a file; where that is no use, the first has all."""
+    if count > 1:
+        with suppress(OSError, ProtocolError):  # `plan` says what is wrong
+            data = contents(capture.path)
+            dialect = None if is_pcap(data) else options.dialect or detect(data)
+            if dialect is not None and dialect not in WITH_TOPIC:
+                dump = whole(data, options.time)
+                return index_stretch(dump, State(dialect), options.step, k, count)
+    return plan(capture, options) if k == 0 else None
+
+
+def _put_together(
+    capture: Capture, looks: list[Plan | Index | None], options: Options
+) -> Plan | None:
+    """The plan of a file; None where its parts do not fit."""
+    if isinstance(looks[0], Plan):
+        return looks[0]
+    stream = joined([one for one in looks if not isinstance(one, Plan)])
+    if stream is None:
+        return None
+    data = contents(capture.path)
+    return _planned(capture, data, _in_dump(data, stream), options)
 
 
 def _packed(capture: Capture, spans: list[tuple[int, Span]], step: int) -> Iterator[Part]:

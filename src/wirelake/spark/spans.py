@@ -6,6 +6,10 @@ a scanner must know to begin there is little: the dialect, whether Kobold's leng
 themselves, the topic that mfp and boson-text set earlier. Then every span is decoded on its own,
 and its messages have the numbers that they have in the whole.
 
+A large stream is indexed by several tasks, each of which begins somewhere in the middle, at what
+looks like a frame. What they found is joined where one ends exactly where the next has begun: from
+then on a guess is no guess any more. Where it was wrong, the stream is indexed by one task.
+
 A span never begins inside a boson-text sequence. A decoder stops after the messages that were
 counted, so it meets no fault: where it does, the file is no longer what was indexed.
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -37,8 +41,16 @@ from wirelake.wire.mfp import MfpScanner
 ROWS = 8192
 WINDOW = 16 << 20
 
+#: Behind so many frames without a fault there is a frame, even if the first ones were none: where
+#: what is no frame is read as one, the next true one is met before long. They are looked for at so
+#: many places, in so many bytes.
+PROOF = 128
+PLACES = 4096
+PROBE = 1 << 20
+
 _TOPIC = int(Op.TOPIC).to_bytes(4, "little")
-_WITH_TOPIC = ("mfp-1", "boson-text")
+#: Where a frame may depend on one before: whole streams only can be indexed.
+WITH_TOPIC = ("mfp-1", "boson-text")
 
 
 class Pieces:
@@ -161,22 +173,23 @@ class Span:
 class Index:
     """What is in a stream: spans up to its end or to a fault, and the state there."""
 
+    start: int
     spans: list[Span]
     messages: int
-    end: int  # behind the last whole message
+    end: int  # behind the last whole message, or where the first one begins that is not in it
     fault: ProtocolError | None
     state: State
 
 
 def tables(
-    reader: Scanner, pieces: Pieces, *, torn: bool = False
+    reader: Scanner, pieces: Pieces, at: int = 0, *, torn: bool = False
 ) -> Iterator[tuple[int, FrameTable]]:
-    """Frame tables of a stream, with the byte each one's buffer begins at.
+    """Frame tables of a stream from byte `at` on, with the byte each one's buffer begins at.
 
     Where the stream is torn, what is unfinished at its end is no fault.
     """
     table = FrameTable(ROWS)
-    at, want = 0, WINDOW
+    want = WINDOW
     while at < pieces.size:
         data = pieces.window(at, want)
         last = at + len(data) == pieces.size
@@ -195,18 +208,34 @@ def tables(
         at += used
 
 
-def index(pieces: Pieces, state: State, step: int, *, torn: bool = False) -> Index:
-    """Find the messages of a stream, and where it can be split, about every `step` bytes."""
+def index(
+    pieces: Pieces,
+    state: State,
+    step: int,
+    *,
+    start: int = 0,
+    until: int | None = None,
+    torn: bool = False,
+) -> Index:
+    """Find the messages of a stream, and where it can be split, about every `step` bytes.
+
+    Those that begin in the bytes [start, until), if these are given; at `start` there is a frame.
+    """
     reader = state.scanner()
     primed = reader.offset
-    cuts: list[tuple[int, int, bytes]] = [(0, 0, state.topic)]
+    cuts: list[tuple[int, int, bytes]] = [(start, 0, state.topic)]
     fault: ProtocolError | None = None
-    messages = end = 0
+    messages, end = 0, start
     topic, more = state.topic, False
     try:
-        for at, table in tables(reader, pieces, torn=torn):
+        for at, table in tables(reader, pieces, start, torn=torn):
             n = table.count
             begins = memoryview(table.frame_at)[:n]
+            if until is not None and at + begins[n - 1] >= until:
+                n = bisect_left(begins, until - at)
+                messages += n
+                end = at + begins[n]
+                break
             due = cuts[-1][0] + step
             while at + begins[n - 1] >= due:
                 row = bisect_left(begins, due - at)
@@ -222,7 +251,7 @@ def index(pieces: Pieces, state: State, step: int, *, torn: bool = False) -> Ind
             messages += n
             end = at + begins[n - 1] + table.frame_len[n - 1]
     except ProtocolError as error:
-        fault = ProtocolError(error.dialect, error.offset - primed, error.reason)
+        fault = ProtocolError(error.dialect, start + error.offset - primed, error.reason)
     inclusive = state.inclusive
     if isinstance(reader, KoboldScanner) and messages:
         inclusive = reader.inclusive
@@ -231,17 +260,69 @@ def index(pieces: Pieces, state: State, step: int, *, torn: bool = False) -> Ind
     # A sequence is handed out once its end is there: where a part is at fault, the rest is needed.
     bound = min(pieces.size, end + Limits().sequence) if more else end
     if messages:
-        for (start, first, set_before), (stop, following, _) in zip(
+        for (begin, first, set_before), (stop, following, _) in zip(
             cuts, [*cuts[1:], (bound, messages, b"")], strict=True
         ):
             begins_with = replace(later, topic=set_before) if first else state
-            spans.append(Span(begins_with, first, following - first, pieces.cut(start, stop)))
-    return Index(spans, messages, end, fault, replace(later, topic=topic))
+            spans.append(Span(begins_with, first, following - first, pieces.cut(begin, stop)))
+    return Index(start, spans, messages, end, fault, replace(later, topic=topic))
+
+
+def index_stretch(dump: Pieces, state: State, step: int, k: int, n: int) -> Index | None:
+    """The index of about the k-th of n parts of a raw dump; None where no frame is found there."""
+    after = _after_first(dump, state)
+    if after is None:
+        return None
+    start, until = (
+        _a_frame(dump, dump.size * part // n, after) if 0 < part < n else dump.size * part // n
+        for part in (k, k + 1)
+    )
+    if start is None or until is None:
+        return None
+    return index(dump, after if k else state, step, start=start, until=until)
+
+
+def _after_first(dump: Pieces, state: State) -> State | None:
+    """The state behind the first frames; None where there are none."""
+    reader, table = state.scanner(), FrameTable(PROOF)
+    try:
+        reader.scan(dump.window(0, PROBE), table)
+    except ProtocolError:
+        return None
+    inclusive = reader.inclusive if isinstance(reader, KoboldScanner) else None
+    return replace(state, begun=True, inclusive=inclusive) if table.count else None
+
+
+def _a_frame(dump: Pieces, at: int, state: State) -> int | None:
+    """Where a frame seems to begin, behind `at`."""
+    table = FrameTable(PROOF)
+    for place in range(at, min(at + PLACES, dump.size)):
+        try:
+            used = state.scanner().scan(dump.window(place, PROBE), table)
+        except ProtocolError:
+            continue
+        if table.count == PROOF:
+            return place + int(used)
+    return None
+
+
+def joined(found: Sequence[Index | None]) -> Index | None:
+    """One index of several, up to a fault; None where one does not begin where another ends."""
+    made = found[0]
+    for part in found[1:]:
+        if made is None or made.fault is not None:
+            break
+        if part is None or part.start != made.end:
+            return None
+        before = made.messages
+        spans = [replace(span, first=before + span.first) for span in part.spans]
+        made = replace(part, start=0, spans=made.spans + spans, messages=before + part.messages)
+    return made
 
 
 def _topic_before(table: FrameTable, row: int, topic: bytes) -> bytes:
     """The topic that holds at a row, where `topic` held before the table."""
-    if table.dialect not in _WITH_TOPIC:
+    if table.dialect not in WITH_TOPIC:
         return topic
     # Ops are small numbers, so these four bytes cannot be parts of two of them.
     found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
