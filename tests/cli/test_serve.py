@@ -298,7 +298,7 @@ async def test_nothing_is_captured_when_nothing_should_be(start: Start, tmp_path
         with urllib.request.urlopen(f"{url}/v1/log") as answer:
             return json.load(answer)
 
-    assert await asyncio.to_thread(state) == {"partitions": []}
+    assert await asyncio.to_thread(state) == {"partitions": [], "log": ""}
     (log,) = (tmp_path / "log").glob("*.log")
     assert b"it is kept" in log.read_bytes()
     assert b"it passes by" not in log.read_bytes()
