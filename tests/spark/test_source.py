@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,43 @@ def test_a_read_takes_one_request_however_much_it_reads(
         ]
         assert proxy.accepted == len(extents)
     assert sorted(found) == list(range(20_000))
+
+
+def test_an_answer_that_somebody_in_between_made_one_piece_of_is_read_as_well(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(house, 2000)
+    extents = LogClient(house.url).log().extents
+    monkeypatch.setattr(log_client, "BLOCK", 10_000)
+    missing = 0  # bytes at the end
+
+    class Between(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            got = house.get(self.path)
+            self.send_response(got.status)
+            self.send_header("Content-Length", str(len(got.body)))
+            self.end_headers()
+            self.wfile.write(got.body[: len(got.body) - missing])
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Between) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            client = LogClient(f"http://127.0.0.1:{server.server_port}", patience=0)
+            found = [
+                int(payload)
+                for partition, extent in extents.items()
+                for table in client.read(Range(partition, 0, extent.next))
+                for payload in table.column("payload").to_pylist()
+            ]
+            assert sorted(found) == list(range(2000))
+            missing = 8  # which say that this is the end
+            with pytest.raises(EngineError, match="cannot be reached"):
+                list(client.read(Range(0, 0, extents[0].next)))
+        finally:
+            server.shutdown()
 
 
 def test_rows_that_came_before_a_connection_broke_are_not_asked_for_again(house: House) -> None:
