@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import accumulate, islice
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -126,21 +126,17 @@ def find(spark: SparkSession, files: Sequence[str], options: Options) -> list[Pl
     captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
     context = spark.sparkContext
     cores = context.defaultParallelism
-    sizes = [_size(capture.path) for capture in captures]
-    options = replace(options, step=even_step(sum(sizes), options.step, cores))
-    stretches = [
-        (capture, k, count)
-        for capture, size in zip(captures, sizes, strict=True)
-        for count in [max(1, min(size // options.step, cores))]
-        for k in range(count)
-    ]
+    size = sum(_size(capture.path) for capture in captures)
+    options = replace(options, step=even_step(size, options.step, cores))
+    stretched = [(one, max(1, min(_size(one.path) // options.step, cores))) for one in captures]
+    stretches = [(capture, k, count) for capture, count in stretched for k in range(count)]
     with spark_errors(), progress(spark, "index"):
         tasks = context.parallelize(stretches, min(len(stretches), MOST_TASKS))
-        found = tasks.map(lambda stretch: look(*stretch, options)).collect()
-        looks: dict[Capture, list[Plan | Index | None]] = {}
-        for (capture, _, _), seen in zip(stretches, found, strict=True):
-            looks.setdefault(capture, []).append(seen)
-        plans = {capture: _put_together(capture, seen, options) for capture, seen in looks.items()}
+        looks = iter(tasks.map(lambda stretch: look(*stretch, options)).collect())
+        plans = {
+            capture: _put_together(capture, list(islice(looks, count)), options)
+            for capture, count in stretched
+        }
         # What cannot be put together is looked at once more, as a whole.
         again = [capture for capture, made in plans.items() if made is None]
         if again:
@@ -282,10 +278,11 @@ def _put_together(
     if isinstance(looks[0], Plan):
         return looks[0]
     stream = joined([one for one in looks if not isinstance(one, Plan)])
-    if stream is None:
-        return None
-    data = contents(capture.path)
-    return _planned(capture, data, _in_dump(data, stream), options)
+    with suppress(OSError):  # what a task can read and the driver cannot
+        if stream is not None:
+            data = contents(capture.path)
+            return _planned(capture, data, _in_dump(data, stream), options)
+    return None
 
 
 def _packed(capture: Capture, spans: list[tuple[int, Span]], step: int) -> Iterator[Part]:

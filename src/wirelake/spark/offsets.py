@@ -326,8 +326,8 @@ def resolve(bound: Bound, log: Log, option: str) -> Offsets:
 def check_kept(start: Place, log: Log, *, fail: bool) -> Offsets:
     """Where to go on from `start`: rows that the log has no more are an error, or are passed over.
 
-    Another log than the one that was read before is read from its beginning. It may have taken the
-    same name from a back-up: then it can be told where it ends before `start`.
+    Another log than the one that was read before is read from its beginning. One that was restored
+    from a back-up has the same id: it is told only where it ends before `start`.
     """
     if not start.is_in(log.id):
         if fail:
