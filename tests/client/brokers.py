@@ -67,8 +67,12 @@ class Proxy:
         sink.close()
 
     def hold(self) -> None:
-        """Let nothing of the broker through, until all connections are cut."""
+        """Let nothing of the broker through, until `let_go`, or until all connections are cut."""
         self._flowing.clear()
+
+    def let_go(self) -> None:
+        """Let through at once what was held."""
+        self._flowing.set()
 
     def cut(self, *, down: bool = False) -> None:
         """Break all connections; with `down`, refuse new ones until `mend`."""

@@ -52,6 +52,33 @@ async def test_bytes_arrive_in_order_and_the_end_is_told(
 
 
 @pytest.mark.parametrize("dialect", HAVING)
+async def test_what_comes_behind_the_greeting_is_for_whoever_listens_first_of_all(
+    broker: Broker, proxy: Proxy, dialect: str
+) -> None:
+    async def listen() -> tuple[bytes, bytes]:
+        async with (
+            through(proxy, dialect, client_id="bob") as bob,
+            bob.streams() as streams,
+            bob.direct() as letters,
+        ):
+            return await (await streams.receive(5)).read(), (await letters.receive(5)).payload
+
+    async with wirelake.connect(broker.url("kobold-3"), client_id="alice") as alice:
+        proxy.hold()
+        listening = asyncio.create_task(listen())
+        while True:
+            with suppress(RefusedError):
+                await alice.send_to("bob", b"a letter", ack=True)
+                break
+            await asyncio.sleep(0.01)
+        async with await alice.stream_to("bob") as out:
+            await out.write(b"a stream")
+        await alice.ping()
+        proxy.let_go()
+        assert await listening == (b"a stream", b"a letter")
+
+
+@pytest.mark.parametrize("dialect", HAVING)
 async def test_a_stream_goes_both_ways(broker: Broker, dialect: str) -> None:
     async with pair(broker, dialect, "kobold-3") as (alice, bob), bob.streams() as streams:
         near = await alice.stream_to("bob")

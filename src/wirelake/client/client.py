@@ -207,7 +207,7 @@ class Client:
 
         async def listen() -> None:
             self._check_reachable()
-            self._lines.direct.append(inbox)
+            self._lines.direct.add(inbox)
 
         async def stop() -> None:
             self._lines.direct.remove(inbox)
@@ -255,21 +255,21 @@ class Client:
         return await self._lines.streams.open(self._lines.line(), client_id, bytes(info), timeout)
 
     def streams(self) -> Arrivals[Stream]:
-        """The streams that other clients open to this one; without this they are refused."""
+        """The streams that other clients open to this one; without this they are refused.
+
+        Those that come in the first moment, before the program has got here, wait for it.
+        """
         require(self.dialect, "byte stream")
         inbox: Inbox[Stream] = self._lines.inbox()
 
         async def listen() -> None:
             self._check_reachable()
-            self._lines.streams.listeners.append(inbox)
+            self._lines.streams.listeners.add(inbox)
 
-        return Arrivals(
-            inbox,
-            listen,
-            lambda: self._lines.streams.stop_listening(inbox),
-            lambda stream: stream,
-            (),
-        )
+        async def stop() -> None:
+            self._lines.streams.listeners.remove(inbox)
+
+        return Arrivals(inbox, listen, stop, lambda stream: stream, ())
 
     # Requests
 

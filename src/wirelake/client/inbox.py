@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -17,6 +17,9 @@ from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message
 
 T = TypeVar("T")
+
+#: How long (seconds) what comes by a client's name waits for somebody to listen.
+PATIENCE = 1.0
 
 
 class Inbox(Generic[T]):
@@ -69,6 +72,12 @@ class Inbox(Generic[T]):
         self._tell_room()
         return gone
 
+    def pour_into(self, other: Inbox[T]) -> None:
+        """Let another inbox have all that is in this one."""
+        for item, size in self._items:
+            other.put(item, size)
+        self.discard()
+
     def end(self, error: WirelakeError | None = None) -> None:
         """Nothing will follow; what is there can still be taken."""
         if not self._ended:
@@ -87,6 +96,57 @@ class Inbox(Generic[T]):
     def _tell_room(self) -> None:
         if self.on_room is not None:
             self.on_room()
+
+
+class Listeners(Generic[T]):
+    """The inboxes for what others send to a client by its name: all of them get it, or one.
+
+    Others can know the name before the program has come to say that it listens. So the first that
+    comes while nobody does, and what follows it within a moment, waits for the first listener.
+    Whatever else nobody takes is `unwanted`.
+    """
+
+    def __init__(self, early: Inbox[T], unwanted: Callable[[T], None], *, one: bool) -> None:
+        self.inboxes: list[Inbox[T]] = []
+        self._early: Inbox[T] | None = early
+        self._unwanted = unwanted
+        self._one = one
+
+    def add(self, inbox: Inbox[T]) -> None:
+        """Listen."""
+        self.inboxes.append(inbox)
+        if self._early is not None:
+            self._early.pour_into(inbox)
+            self._early = None
+
+    def remove(self, inbox: Inbox[T]) -> None:
+        """Listen no more; what was not taken is unwanted."""
+        self.inboxes.remove(inbox)
+        for item in inbox.discard():
+            self._unwanted(item)
+
+    def put(self, item: T, size: int) -> Sequence[Inbox[T]]:
+        """Something of so many bytes has come; the inboxes that got it."""
+        if not self.inboxes:
+            return self._put_early(item, size)
+        inboxes = [min(self.inboxes, key=len)] if self._one else self.inboxes
+        for inbox in inboxes:
+            inbox.put(item, size)
+        return inboxes
+
+    def _put_early(self, item: T, size: int) -> Sequence[Inbox[T]]:
+        if self._early is None or self._early.is_full():
+            self._unwanted(item)
+            return ()
+        if not self._early:
+            asyncio.get_running_loop().call_later(PATIENCE, self._give_up)
+        self._early.put(item, size)
+        return ()
+
+    def _give_up(self) -> None:
+        early, self._early = self._early, None
+        for item in early.discard() if early is not None else ():
+            self._unwanted(item)
 
 
 class Arrivals(Generic[T]):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from wirelake.client.connection import Line, Owner, Settings
 from wirelake.client.dialects import ABILITIES, Ask, Sort
-from wirelake.client.inbox import Inbox
+from wirelake.client.inbox import Inbox, Listeners
 from wirelake.client.queue import Delivery
 from wirelake.client.service import Service
 from wirelake.client.stream import Streams
@@ -40,7 +40,7 @@ class Lines:
         self.main: Line | None = None
         self.subscriptions = Subscriptions(place.dialect)
         self.streams = Streams(self.inbox)
-        self.direct: list[Inbox[Message]] = []
+        self.direct: Listeners[Message] = Listeners(self.inbox(), lambda message: None, one=False)
         self.declared: dict[str, int] = {}  # queues that were made, and in which epoch
         self._further: dict[str, Line] = {}
         self._services: dict[str, Service] = {}
@@ -160,14 +160,12 @@ class Lines:
             case Sort.STREAM:
                 return self.streams.take_in(line, message)
             case Sort.DIRECT:
-                inboxes = self.direct
+                return self.direct.put(message, len(message.payload))
             case Sort.REQUEST if service := self._services.get(message.address):
-                inboxes = [service.inbox]
+                service.inbox.put(message, len(message.payload))
+                return (service.inbox,)
             case _:
-                inboxes = []
-        for inbox in inboxes:
-            inbox.put(message, len(message.payload))
-        return inboxes
+                return ()
 
     def refused(self, line: Line, message: Message, refusal: RefusedError) -> None:
         """The broker refused something that nobody waits for."""
@@ -214,7 +212,7 @@ class Lines:
         if self._carries_subscriptions(line):
             inboxes += self.subscriptions.inboxes()
         if line is self.main:
-            inboxes += [*self.direct, *self.streams.listeners]
+            inboxes += [*self.direct.inboxes, *self.streams.listeners.inboxes]
         for inbox in inboxes:
             inbox.end(error)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from wirelake.client.connection import Line
 from wirelake.client.dialects import Ask, Speech
-from wirelake.client.inbox import Inbox
+from wirelake.client.inbox import Inbox, Listeners
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 
@@ -86,6 +86,10 @@ class Stream:
 
     async def close(self, code: str = "") -> None:
         """End it; a code tells the other side that it is not complete. What came is dropped."""
+        self.drop(code)
+
+    def drop(self, code: str) -> None:
+        """End it, without waiting for anything."""
         if self._end is not None:
             self.inbox.discard()
             return
@@ -126,7 +130,9 @@ class Streams:
     """The streams of a client's connection, by the number that this side knows them under."""
 
     def __init__(self, new_inbox: Callable[[], Inbox[Any]]) -> None:
-        self.listeners: list[Inbox[Stream]] = []
+        self.listeners: Listeners[Stream] = Listeners(
+            new_inbox(), lambda stream: stream.drop("not_found"), one=True
+        )
         self._new_inbox = new_inbox
         self._open: dict[str, Stream] = {}
 
@@ -144,7 +150,7 @@ class Streams:
             await line.ask(say, timeout)
         except BaseException:
             for stream in made:
-                await stream.close("closed")
+                stream.drop("closed")
             raise
         return made[-1]
 
@@ -169,25 +175,18 @@ class Streams:
 
     def _opened(self, line: Line, message: Message) -> Sequence[Inbox[Any]]:
         number = message.correlation_id
-        if not self.listeners or number in self._open:
+        if number in self._open:
             refusal = {"$code": "not_found", "$count": "0"}
             line.mention(Message(op="close", correlation_id=number, headers=refusal), line.epoch)
             return ()
-        inbox = min(self.listeners, key=len)
-        inbox.put(self._add(line, number, message.source, message.payload), len(message.payload))
-        return (inbox,)
+        stream = self._add(line, number, message.source, message.payload)
+        return self.listeners.put(stream, len(message.payload))
 
     def refused(self, number: str, refusal: RefusedError) -> bool:
         """The broker refused what was said on a stream; is it one of these?"""
         if stream := self._open.get(number):
             stream.fail(refusal)
         return stream is not None
-
-    async def stop_listening(self, inbox: Inbox[Stream]) -> None:
-        """Nobody takes streams from an inbox any more."""
-        self.listeners.remove(inbox)
-        for stream in inbox.discard():
-            await stream.close("not_found")
 
     def went_down(self) -> None:
         """The connection is lost, and with it its streams."""

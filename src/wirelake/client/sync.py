@@ -185,7 +185,10 @@ class SyncClient(_Face[Client]):
         return SyncStream(self._thread, self._thread.run(opening))
 
     def streams(self) -> SyncArrivals[SyncStream]:
-        """The streams that other clients open to this one; without this they are refused."""
+        """The streams that other clients open to this one; without this they are refused.
+
+        Those that come in the first moment, before the program has got here, wait for it.
+        """
         arrivals = self._inner.streams()
         return SyncArrivals(self._thread, arrivals, lambda one: SyncStream(self._thread, one))
 
