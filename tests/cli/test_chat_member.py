@@ -202,7 +202,7 @@ async def test_a_plain_subscriber_hears_only_talk(broker: Broker) -> None:
         somebody(broker.url("mfp-1"), "alice") as (alice, _),
     ):
         await alice.say(alice.rooms["lobby"], "hello")
-        message = await heard.receive(30)
+        message = await heard.receive(60)
         assert message.payload == f"chat/1 say lobby alice {alice.id}.1 hello".encode()
 
 

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -136,14 +135,13 @@ async def test_it_says_where_it_listens_serves_and_stops_at_a_signal(
     await subscriber.subscribe("greet")
     await publisher.send(Message(address="greet", payload=b"hello"))
     assert (await subscriber.receive()).payload == b"hello"
-    began = time.monotonic()
     broker.signal(number)
     assert (await subscriber.receive()).op == "terminate"
     assert await subscriber.is_closed()
     await close_all([subscriber, publisher])
     code, errors = await broker.end()
     assert code == 0
-    assert time.monotonic() - began < 10
+    assert "cut off" not in errors
     assert "Traceback" not in errors
 
 

@@ -38,7 +38,7 @@ async def test_what_is_published_comes_to_a_subscriber(broker: Broker, dialect: 
     ):
         for payload in PAYLOADS:
             await client.publish("room/one", payload)
-        got = [await messages.receive(5) for _ in PAYLOADS]
+        got = [await messages.receive(60) for _ in PAYLOADS]
     assert [m.payload for m in got] == PAYLOADS
     assert {m.address for m in got} == {"room/one"}
 
@@ -77,7 +77,7 @@ async def test_a_subscription_that_was_left_gets_nothing_more(broker: Broker, di
             async with client.subscribe("a"):
                 pass
             await client.publish_many([("a", b"gone"), ("b", b"kept")])
-            assert (await kept.receive(5)).payload == b"kept"
+            assert (await kept.receive(60)).payload == b"kept"
 
 
 @pytest.mark.parametrize("dialect", [d for d in DIALECTS if d != "mfp-1"])
@@ -90,10 +90,10 @@ async def test_each_subscription_gets_what_its_filter_matches(broker: Broker, di
         client.subscribe("a/b") as again,
     ):
         await client.publish_many([("a/b", b"1"), ("a/b/c", b"2"), ("a/c", b"3"), ("a/b", b"4")])
-        assert [(await rest.receive(5)).payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
-        assert [(await plus.receive(5)).payload for _ in range(3)] == [b"1", b"3", b"4"]
-        assert [(await exact.receive(5)).payload for _ in range(2)] == [b"1", b"4"]
-        assert [(await again.receive(5)).payload for _ in range(2)] == [b"1", b"4"]
+        assert [(await rest.receive(60)).payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+        assert [(await plus.receive(60)).payload for _ in range(3)] == [b"1", b"3", b"4"]
+        assert [(await exact.receive(60)).payload for _ in range(2)] == [b"1", b"4"]
+        assert [(await again.receive(60)).payload for _ in range(2)] == [b"1", b"4"]
 
 
 async def test_several_mfp_subscriptions_get_everything_without_an_address(broker: Broker) -> None:
@@ -104,7 +104,7 @@ async def test_several_mfp_subscriptions_get_everything_without_an_address(broke
     ):
         await client.publish_many([("a", b"1"), ("b", b"2")])
         for messages in (one, two):
-            got = [await messages.receive(5) for _ in range(2)]
+            got = [await messages.receive(60) for _ in range(2)]
             assert [(m.address, m.payload) for m in got] == [("", b"1"), ("", b"2")]
 
 
@@ -138,7 +138,7 @@ async def test_a_refused_subscription_raises_and_the_client_lives_on(
                 pass
         async with client.subscribe("allowed/here") as messages:
             await client.publish("allowed/here", b"x")
-            assert (await messages.receive(5)).payload == b"x"
+            assert (await messages.receive(60)).payload == b"x"
 
 
 @pytest.mark.parametrize("dialect", those_with("message id"))
@@ -148,7 +148,7 @@ async def test_id_and_priority_arrive(broker: Broker, dialect: str) -> None:
         client.subscribe("a") as messages,
     ):
         await client.publish("a", b"x", id="m1", priority=1, ack=True)
-        got = await messages.receive(5)
+        got = await messages.receive(60)
         assert (got.id, got.priority) == ("m1", 1)
 
 
@@ -159,7 +159,7 @@ async def test_headers_and_ttl_arrive(broker: Broker, dialect: str) -> None:
         client.subscribe("a") as messages,
     ):
         await client.publish("a", b"x", headers={"colour": "red"}, ttl=5000)
-        got = await messages.receive(5)
+        got = await messages.receive(60)
         assert (dict(got.headers), got.ttl) == ({"colour": "red"}, 5000)
 
 
@@ -196,7 +196,7 @@ async def test_a_service_that_was_left_is_not_asked_any_more(broker: Broker, dia
                 async with client.serve("echo", lambda request: b""):
                     pass
         with pytest.raises(RefusedError) as error:
-            await client.request("echo", b"hi", timeout=5)
+            await client.request("echo", b"hi", timeout=60)
         assert error.value.code == "no_service"
         async with client.serve("echo", lambda request: request.payload):
             assert (await client.request("echo", b"hi")).payload == b"hi"
@@ -232,7 +232,7 @@ async def test_a_direct_message_comes_to_one_client(
         bob.direct() as messages,
     ):
         await alice.send_to("bob", b"hello")
-        got = await messages.receive(5)
+        got = await messages.receive(60)
         assert (got.payload, got.source, got.target) == (b"hello", "alice", "bob")
 
 
@@ -263,7 +263,7 @@ async def test_publish_many_takes_pairs_messages_and_arrow(broker: Broker, diale
     ):
         for many in ([("a", p) for p in payloads], messages, batch):
             await client.publish_many(many)
-        taken = [(await got.receive(20)).payload for _ in range(15_000)]
+        taken = [(await got.receive(60)).payload for _ in range(15_000)]
     assert taken == payloads * 3
 
 
@@ -280,7 +280,7 @@ async def test_publish_many_sends_all_or_nothing(broker: Broker) -> None:
         with pytest.raises(RefusedError):
             await client.publish_many(pa.record_batch({"nothing": [1]}))
         await client.publish("b", b"next", ack=True)
-        assert (await messages.receive(5)).payload == b"next"
+        assert (await messages.receive(60)).payload == b"next"
 
 
 @pytest.mark.parametrize("dialect", those_with("acknowledgement of a publish"))
@@ -369,7 +369,7 @@ async def test_a_tmq_client_without_an_id_is_given_one(broker: Broker) -> None:
     async with wirelake.connect(broker.url("tmq")) as client, client.direct() as messages:
         assert client.client_id
         await client.send_to(client.client_id, b"me")
-        assert (await messages.receive(5)).payload == b"me"
+        assert (await messages.receive(60)).payload == b"me"
 
 
 @pytest.mark.parametrize("dialect", those_with("client id"))
@@ -388,7 +388,7 @@ async def test_a_token_the_broker_does_not_know_is_refused(broker: Broker, diale
         client.subscribe("a") as messages,
     ):
         await client.publish("a", b"x")
-        assert (await messages.receive(5)).payload == b"x"
+        assert (await messages.receive(60)).payload == b"x"
     with pytest.raises(RefusedError):
         await wirelake.connect(broker.url(dialect), token="bad")
 
@@ -402,7 +402,7 @@ async def test_what_was_published_goes_out_before_hanging_up(broker: Broker, dia
         async with wirelake.connect(broker.url(dialect)) as client:
             await client.publish_many([("a", bytes(500))] * 2000)
         for _ in range(2000):
-            await messages.receive(5)
+            await messages.receive(60)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -411,7 +411,7 @@ async def test_closing_a_client_ends_its_subscriptions(broker: Broker, dialect: 
     messages = client.subscribe("a")
     async with messages:
         await client.publish("a", b"last")
-        assert (await messages.receive(5)).payload == b"last"
+        assert (await messages.receive(60)).payload == b"last"
         await client.close()
         assert [m async for m in messages] == []
         with pytest.raises(RefusedError, match="closed"):
@@ -424,13 +424,13 @@ async def test_a_slow_reader_stops_reading_the_socket(broker: Broker, dialect: s
     broker.node.flow.patience = 60.0
     async with (
         wirelake.connect(broker.url(dialect), inbox=10) as slow,
-        wirelake.connect(broker.url("kobold-3"), timeout=0.5) as fast,
+        wirelake.connect(broker.url("kobold-3"), timeout=1.5) as fast,
         slow.subscribe("a") as messages,
     ):
         sent = await publish_until_it_waits(fast)
         assert sent > 1000  # what the sockets and the broker hold
         assert len(messages._inbox) <= 10
-        got = [int((await messages.receive(10)).payload) for _ in range(sent)]
+        got = [int((await messages.receive(60)).payload) for _ in range(sent)]
         assert got == list(range(sent))
 
 
@@ -452,8 +452,8 @@ async def test_a_full_inbox_does_not_keep_answers_from_whoever_reads_it(broker: 
     ):
         await client.publish_many([("a", b"x")] * 50)
         for _ in range(50):
-            await messages.receive(5)
-            await client.publish("b", b"y", ack=True, timeout=5)
+            await messages.receive(60)
+            await client.publish("b", b"y", ack=True, timeout=60)
 
 
 async def test_nothing_is_imported_from_arrow_before_it_is_needed() -> None:

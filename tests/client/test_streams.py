@@ -39,7 +39,7 @@ async def test_bytes_arrive_in_order_and_the_end_is_told(
     data = random.Random(7).randbytes(3 * PIECE + 17)
     async with pair(broker, dialect, other) as (alice, bob), bob.streams() as streams:
         async with await alice.stream_to("bob", info=b"a file") as out:
-            into = await streams.receive(5)
+            into = await streams.receive(60)
             assert (into.source, into.info) == ("alice", b"a file")
             await out.write(data)
             await out.write(b"")
@@ -61,7 +61,7 @@ async def test_what_comes_behind_the_greeting_is_for_whoever_listens_first_of_al
             bob.streams() as streams,
             bob.direct() as letters,
         ):
-            return await (await streams.receive(5)).read(), (await letters.receive(5)).payload
+            return await (await streams.receive(60)).read(), (await letters.receive(60)).payload
 
     async with wirelake.connect(broker.url("kobold-3"), client_id="alice") as alice:
         proxy.hold()
@@ -82,7 +82,7 @@ async def test_what_comes_behind_the_greeting_is_for_whoever_listens_first_of_al
 async def test_a_stream_goes_both_ways(broker: Broker, dialect: str) -> None:
     async with pair(broker, dialect, "kobold-3") as (alice, bob), bob.streams() as streams:
         near = await alice.stream_to("bob")
-        far = await streams.receive(5)
+        far = await streams.receive(60)
         for k in range(20):
             await near.write(b"%d" % k)
             assert await far.read() == b"%d" % k
@@ -110,7 +110,7 @@ async def test_many_streams_do_not_mix(broker: Broker, dialect: str) -> None:
 
     async with pair(broker, dialect, dialect) as (alice, bob), bob.streams() as streams:
         sending = asyncio.gather(*(send(alice, k) for k in range(20)))
-        await asyncio.gather(*[collect(await streams.receive(5)) for _ in range(20)])
+        await asyncio.gather(*[collect(await streams.receive(60)) for _ in range(20)])
         await sending
 
 
@@ -127,7 +127,7 @@ async def test_a_stream_that_nobody_listens_for_is_refused(broker: Broker, diale
         async with bob.streams() as streams:
             await alice.stream_to("bob")
             left = await alice.stream_to("bob")
-            await streams.receive(5)
+            await streams.receive(60)
         with pytest.raises(RefusedError) as error:  # nobody took it
             await left.read()
         assert error.value.code == "not_found"
@@ -161,7 +161,7 @@ async def test_a_sender_that_fails_tells_that_the_stream_is_not_complete(
             async with await alice.stream_to("bob") as out:
                 await out.write(b"half")
                 raise ZeroDivisionError
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         assert await into.read() == b"half"
         with pytest.raises(RefusedError, match="after 4 of 4 bytes") as error:
             await into.read()
@@ -169,7 +169,7 @@ async def test_a_sender_that_fails_tells_that_the_stream_is_not_complete(
         out = await alice.stream_to("bob")
         await out.close("too_large")
         with pytest.raises(RefusedError) as error:
-            await (await streams.receive(5)).read()
+            await (await streams.receive(60)).read()
         assert error.value.code == "too_large"
 
 
@@ -192,7 +192,7 @@ async def test_a_slow_reader_holds_the_writer_back(broker: Broker, dialect: str)
         bob.streams() as streams,
     ):
         task = asyncio.create_task(send(alice))
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         held, taken, digest = 0, 0, hashlib.sha256()
         while chunk := await into.read():
             digest.update(chunk)
@@ -226,9 +226,9 @@ async def test_a_stream_that_is_not_read_does_not_keep_answers_from_whoever_wait
         bob.streams() as streams,
     ):
         out = await alice.stream_to("bob")
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         await out.write(bytes(3 * PIECE))
-        await bob.ping(timeout=5)
+        await bob.ping(timeout=60)
         await out.close()
         assert sum([len(chunk) async for chunk in into]) == 3 * PIECE
 
@@ -243,7 +243,7 @@ async def test_a_stream_cut_in_the_middle_tells_both(
         bob.streams() as streams,
     ):
         out = await alice.stream_to("bob")
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         await out.write(b"before")
         assert await into.read() == b"before"
         proxy.cut()
@@ -257,7 +257,7 @@ async def test_a_stream_cut_in_the_middle_tells_both(
         await out.close()
         async with await alice.stream_to("bob") as another:  # the clients live on
             await another.write(b"again")
-            assert await (await streams.receive(5)).read() == b"again"
+            assert await (await streams.receive(60)).read() == b"again"
 
 
 async def test_a_writer_that_waits_learns_that_the_connection_is_lost(
@@ -270,7 +270,7 @@ async def test_a_writer_that_waits_learns_that_the_connection_is_lost(
     ):
         broker.node.flow.outbox = PIECE
         out = await alice.stream_to("bob")
-        await streams.receive(5)
+        await streams.receive(60)
         writing = asyncio.create_task(out.write(bytes(64 << 20)))
         await stalled(out)
         proxy.cut(down=True)
@@ -288,7 +288,7 @@ async def test_a_writer_that_waits_learns_that_the_reader_left(broker: Broker) -
     ):
         broker.node.flow.outbox = PIECE
         out = await alice.stream_to("bob")
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         writing = asyncio.create_task(out.write(bytes(64 << 20)))
         await stalled(out)
         await into.close("busy")
@@ -307,7 +307,7 @@ async def test_closing_a_client_ends_its_streams(broker: Broker, dialect: str) -
     ):
         alice = await wirelake.connect(broker.url(dialect), client_id="alice")
         out = await alice.stream_to("bob")
-        into = await streams.receive(5)
+        into = await streams.receive(60)
         await out.write(b"x")
         await alice.close()
         assert await into.read() == b"x"

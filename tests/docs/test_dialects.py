@@ -53,7 +53,7 @@ PAGES = {
 VERSIONS = ("TMQ/1.01", "TMQ/1.00")
 
 #: How long a test waits for what must come, before it fails (seconds).
-PATIENCE = 10.0
+PATIENCE = 60.0
 
 ESCAPES = {"r": b"\r", "n": b"\n", "t": b"\t", "0": b"\0", "\\": b"\\"}
 ESCAPED = {value[0]: f"\\{name}" for name, value in ESCAPES.items()}

@@ -92,7 +92,7 @@ class Peer:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def receive(self, timeout: float = 10.0) -> Message:
+    async def receive(self, timeout: float = 60.0) -> Message:
         """The next message."""
         async with asyncio.timeout(timeout):
             while not self._inbox:
@@ -103,7 +103,7 @@ class Peer:
                     self._inbox.extend(table.messages())
         return self._inbox.pop(0)
 
-    async def is_closed(self, timeout: float = 10.0) -> bool:
+    async def is_closed(self, timeout: float = 60.0) -> bool:
         """Wait until the broker hangs up, without another word."""
         async with asyncio.timeout(timeout):
             try:

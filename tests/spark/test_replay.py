@@ -76,7 +76,7 @@ def received(
         client.subscribe(filters[0] if filters else "#") as messages,
     ):
         done = replay(spark, options)
-        return [messages.receive(30) for _ in range(done.sent)], done
+        return [messages.receive(60) for _ in range(done.sent)], done
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -225,4 +225,4 @@ def test_the_commands_land_ask_and_replay(tmp_path: Path, broker: testing.Broker
         to = ["--to", broker.url("kobold-2"), "--speed", "max"]
         played = run(app, ["lake", "replay", "--table", place, *to])
         assert "3 messages published" in played.output
-        assert [messages.receive(30).payload for _ in range(2)] == [b"2", b"\xff"]
+        assert [messages.receive(60).payload for _ in range(2)] == [b"2", b"\xff"]
