@@ -35,6 +35,15 @@ def test_all_commands_are_found() -> None:
     assert {("serve",), ("queue", "put"), ("lake", "sql")} <= COMMANDS.keys()
 
 
+@pytest.mark.parametrize("name", ["pub", "sub", "request", "queue", "kv", "stream", "token"])
+def test_a_client_does_not_wait_for_what_a_broker_needs(name: str) -> None:
+    code = f"import sys, wirelake.cli as cli; cli.Commands()[{name!r}]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "wirelake.cli" in modules
+    assert not modules & {"pyarrow", "uvicorn", "uvloop", "pyspark", "textual", "wirelake.broker"}
+
+
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_help_has_examples_of_the_command_itself(names: tuple[str, ...]) -> None:
     _, found, examples = COMMANDS[names].help.partition("Examples:")

@@ -1,52 +1,85 @@
-"""The command line: arguments in, text out. Nothing else happens here."""
+"""The command line: arguments in, text out. Nothing else happens here.
+
+A command's module is imported when it is called: nobody waits for what the others need.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 import wirelake
-from wirelake.cli import (
-    bench,
-    chat,
-    config,
-    demo,
-    inspect,
-    kv,
-    lake,
-    messages,
-    queue,
-    serve,
-    stream,
-    token,
-    up,
-)
 from wirelake.wire import COMPILED
 
+#: The commands in the order of the help, and the modules that have them.
+COMMANDS = {
+    "up": "up",
+    "serve": "serve",
+    "config": "config",
+    "token": "token",
+    "pub": "messages",
+    "sub": "messages",
+    "request": "messages",
+    "reply": "messages",
+    "inspect": "inspect",
+    "bench": "bench",
+    "chat": "chat",
+    "demo": "demo",
+    "queue": "queue",
+    "kv": "kv",
+    "stream": "stream",
+    "lake": "lake",
+}
+MARKUP: Final = "markdown"
+
+
+class Commands(Mapping[str, Any]):
+    """Commands by their names, as Typer has them."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _load(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def _load(name: str) -> Any:
+    """A command: a module's function of that name, or its app, where it has several."""
+    module = import_module(f"wirelake.cli.{COMMANDS[name]}")
+    alone = typer.Typer(rich_markup_mode=MARKUP)
+    if hasattr(module, "app"):
+        alone.add_typer(module.app, name=name)
+    else:
+        alone.command(name)(getattr(module, name))
+    return get_group(alone).commands[name]
+
+
+class Group(TyperGroup):
+    """All commands, each of them loaded when it is needed."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()  # type: ignore[assignment]  # nothing is added to it
+
+
 app = typer.Typer(
+    cls=Group,
     help="Wirelake: messages on the wire, tables in the lake.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up")(up.up)
-app.command("serve")(serve.serve)
-app.command("config")(config.config)
-app.command("token")(token.token)
-app.command("pub")(messages.pub)
-app.command("sub")(messages.sub)
-app.command("request")(messages.request)
-app.command("reply")(messages.reply)
-app.command("inspect")(inspect.inspect)
-app.command("bench")(bench.bench)
-app.add_typer(queue.app, name="queue")
-app.add_typer(kv.app, name="kv")
-app.add_typer(stream.app, name="stream")
-app.add_typer(lake.app, name="lake")
-app.command("chat")(chat.chat)
-app.command("demo")(demo.demo)
 
 
 def _version(wanted: bool) -> None:
