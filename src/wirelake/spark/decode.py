@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import mmap
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate, islice
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.functions import arrow_udtf
 
 from wirelake.errors import ProtocolError
 from wirelake.spark import table
@@ -72,14 +74,11 @@ class Capture:
 
 
 @dataclass
-class Part(InputPartition):
+class Part:
     """What one task decodes: spans of one file, and the number that each one's stream begins at."""
 
     capture: Capture
     spans: list[tuple[int, Span]]
-
-    def __post_init__(self) -> None:
-        super().__init__(self.capture.number)
 
 
 @dataclass(frozen=True)
@@ -163,43 +162,27 @@ def messages(spark: SparkSession, parts: list[Part]) -> DataFrame:
     """The messages of these parts, a task each, in the schema of the log."""
     if not parts:
         return spark.createDataFrame([], table.LOG_SCHEMA)
+    packed = [pickle.dumps(part) for part in parts]  # a task unpacks its own alone
 
-    class Source(DataSource):
-        """Local to this call, so that Spark sends it, parts and all, to where it is planned."""
+    class Decode:
+        """A table function and not a data source, whose rows Spark copies once more."""
 
-        @classmethod
-        def name(cls) -> str:
-            return "wirelake-capture"
-
-        def schema(self) -> StructType:
-            return table.LOG_SCHEMA
-
-        def reader(self, schema: StructType) -> Reader:
-            return Reader(parts)
+        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+            for number in numbers.column(0).to_pylist():
+                yield from decoded(pickle.loads(packed[number]))
 
     with spark_errors():
-        spark.dataSource.register(Source)
-        return spark.read.format("wirelake-capture").load()
+        function: Any = arrow_udtf(Decode, returnType=table.LOG_SCHEMA)
+        rows: DataFrame = function(spark.range(0, len(parts), 1, len(parts)).asTable())
+        return rows
 
 
-class Reader(DataSourceReader):
-    """Parts to Arrow batches."""
-
-    def __init__(self, parts: list[Part]) -> None:
-        self._parts = parts
-
-    def partitions(self) -> list[Part]:
-        """One task a part."""
-        return self._parts
-
-    def read(self, partition: InputPartition) -> Iterator[object]:
-        """The batches of a part."""
-        assert isinstance(partition, Part)
-        spare_garbage_collector()
-        capture = partition.capture
-        data = contents(capture.path)
-        for offset, span in partition.spans:
-            yield from batches(span, data, capture.number, offset)
+def decoded(part: Part) -> Iterator[pa.RecordBatch]:
+    """The batches of a part."""
+    spare_garbage_collector()
+    data = contents(part.capture.path)
+    for offset, span in part.spans:
+        yield from batches(span, data, part.capture.number, offset)
 
 
 def contents(path: str) -> memoryview:
