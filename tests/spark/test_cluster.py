@@ -25,9 +25,11 @@ import pyspark
 import pytest
 
 from tests.http.house import arrow, rows
+from wirelake.message import Message
 from wirelake.spark import session
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Range
+from wirelake.wire import FrameTable, encoder
 from wirelake.wire.arrow import SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -235,6 +237,19 @@ def test_landing_on_a_cluster_is_done_by_all_its_machines(
     assert "20000 rows in" in job.lines[-1]
     works = [path for k in range(2) for path in (cluster._folder / f"work{k}").glob("app-*")]
     assert len(works) == 2
+
+
+def test_a_large_dump_is_decoded_on_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    dump, place = tmp_path / "dump", tmp_path / "lake"
+    table = FrameTable(1000)
+    table.fill([Message(f"level{k % 3}/{k}", b"%4d" % k * 500, id=f"{k}") for k in range(1000)])
+    dump.write_bytes(bytes(encoder("kobold-3").encode(table)) * 100)  # 200 MB: several tasks
+    job = cluster.lake("decode", str(dump), "--table", str(place))
+    assert job.wait() == 0, job.text
+    found = landed(place)
+    assert found["offset"].to_pylist() == list(range(100_000))
+    assert found["id"].to_pylist() == [f"{k}" for k in range(1000)] * 100
+    assert found["payload"][99_999].as_py() == b" 999" * 500
 
 
 def test_a_task_that_is_run_again_publishes_nothing_twice(
