@@ -422,6 +422,6 @@ def read(
         "NO_COLOR": "1",
         "TERM": "dumb",
     }
-    for name in ("COLUMNS", "WIRELAKE_TOKEN", "PYTHONPATH"):
+    for name in ("COLUMNS", "WIRELAKE_TOKEN", "PYTHONPATH", "PYTEST_ADDOPTS"):
         environment.pop(name, None)
     Page(place, kept, environment).run(text, languages=languages)
