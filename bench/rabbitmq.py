@@ -110,6 +110,7 @@ class RabbitMq(Keeper):
         folder = str(self.folder)
         return {
             "HOME": folder,  # for the cookie
+            "ERL_CRASH_DUMP": f"{folder}/crash",
             "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
             "RABBITMQ_CONFIG_FILE": f"{folder}/none",
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/none",

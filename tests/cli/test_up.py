@@ -20,6 +20,7 @@ import pytest
 import wirelake
 from tests.cli.test_chat_screen import CTRL_C, Terminal
 from wirelake.cli.board import Board, Figures
+from wirelake.cli.contenders import free_port
 from wirelake.cli.up import examples
 from wirelake.config import Settings, hash_token
 
@@ -300,13 +301,6 @@ def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     yield open_terminal
     for terminal in terminals:
         terminal.close()
-
-
-def free_port() -> int:
-    """One that nobody has right now."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
 
 
 def test_the_view_shows_connections_rates_and_queues(

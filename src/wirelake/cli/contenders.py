@@ -7,6 +7,7 @@ PATH, as the others are.
 
 from __future__ import annotations
 
+import random
 import secrets
 import shutil
 import socket
@@ -16,7 +17,7 @@ import tempfile
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wirelake.cli.load import SERVICE, Asker, Driver, Load
@@ -336,9 +337,11 @@ PEERS: tuple[type[Peer], ...] = (Nats, Redis, Mosquitto)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server((HOST, 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on, below those that systems give to connections meanwhile."""
+    for port in random.sample(range(10_000, 32_768), 100):
+        with suppress(OSError), socket.create_server((HOST, port)):
+            return port
+    raise EngineError("no port is free")
 
 
 @contextmanager
