@@ -184,6 +184,29 @@ def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None
     assert [row["payload"] for row in logged(desk)] == [b"again"]
 
 
+@pytest.mark.parametrize("topics", [1, 3])
+def test_on_a_full_disk_what_asks_for_nothing_passes_beside_what_does(topics: int) -> None:
+    """decision 47"""
+    desk = Desk(Node(FullDisk(partitions=1)))
+    subscriber, client = desk.client("kobold-2"), desk.client("kobold-2", "c")
+    subscriber.subscribe("#")
+    client.send(
+        *[
+            Message(
+                address=f"a/{n % topics}",
+                payload=str(n).encode(),
+                flags=Flag.ACK if n % 4 == 3 else Flag(0),
+                id=f"m{n}",
+            )
+            for n in range(2000)
+        ]
+    )
+    assert subscriber.payloads() == [str(n).encode() for n in range(2000) if n % 4 != 3]
+    answers = client.take()
+    assert [m.headers["$code"] for m in answers] == ["busy"] * 500
+    assert [m.id for m in answers] == [f"m{n}" for n in range(2000) if n % 4 == 3]
+
+
 class SlowDisk(MemoryEngine):
     """An engine whose disk is behind until it is told to catch up."""
 

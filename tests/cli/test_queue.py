@@ -52,9 +52,11 @@ def test_following_goes_on_until_the_count_or_the_time(place: str) -> None:
 
 def test_get_waits_for_a_message_that_is_put_later(place: str) -> None:
     url = f"kobold-3://{place}"
+    shown("put", url, "later", "first")
+    shown("get", url, "later")
     command = [*COMMAND, "queue", "get", url, "later", "--wait", "60", "--raw"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as waiting:
-        while not any(each["name"] == "later" for each in objects("ls", url)):
+        while not any(each["name"] == "later" and each["consumers"] for each in objects("ls", url)):
             assert waiting.poll() is None
         shown("put", url, "later", "here")
         output, _ = waiting.communicate(timeout=60)
@@ -109,7 +111,10 @@ def test_queues_are_listed_for_people_and_programs(place: str, dialect: str) -> 
         (["get", "mfp://{}", "q"], 1, b"mfp-1 has no pull; boson-binary, kobold-1"),
         (["get", "mfp://{}", "q", "--follow", "--no-ack"], 1, b"mfp-1 has no nack"),
         (["get", "tmq://{}", "q", "--nack"], 1, b"tmq-1.01 has no nack without requeue"),
-        (["get", "tmq://{}", "q", "--wait", "1"], 1, b"tmq-1.01 has no pull that waits"),
+        (["get", "tmq://{}", "known", "--wait", "1"], 1, b"tmq-1.01 has no pull that waits"),
+        (["get", "tmq://{}", "none"], 1, b"there is no queue none"),
+        (["get", "kobold-3://{}", "none", "--follow"], 1, b"there is no queue none"),
+        (["get", "boson-binary://{}", "none"], 1, b"there is no queue none"),
         (["put", "tmq://{}", "q", "x", "--header", "a=b"], 1, b"tmq-1.01 has no header"),
         (["put", "boson-text://{}", "q", "x", "--delay", "5"], 1, b"boson-text has no delay"),
         (["put", "kobold-3://{}", "q/#", "x"], 1, b"bad_request"),
@@ -122,10 +127,13 @@ def test_queues_are_listed_for_people_and_programs(place: str, dialect: str) -> 
 def test_an_error_is_one_line_and_an_exit_code(
     place: str, arguments: list[str], code: int, said: bytes
 ) -> None:
+    shown("put", f"kobold-3://{place}", "known", "x")
     result = QUEUE.run(*[argument.format(place) for argument in arguments])
     assert (result.returncode, result.stdout) == (code, b"")
     assert said in result.stderr
     assert result.stderr.count(b"\n") == 1
+    names = [each["name"] for each in objects("ls", f"kobold-3://{place}")]
+    assert "none" not in names, "nothing is made by asking for it"
 
 
 @pytest.mark.parametrize("wrong", [["--nack", "--no-ack"], ["--follow", "--wait", "1"]])

@@ -264,7 +264,7 @@ class Node:
             raise RefusedError("unauthorized", f"{EVENTS} is for operators")
         if filter in self.queues:
             session.consumes[filter] = None
-            self.queues.get(filter).consume(session, prefetch, now)
+            self.queues.open(filter).consume(session, prefetch, now)
             return
         if self._topics.add(filter, session):
             session.filters[filter] = None
@@ -275,7 +275,7 @@ class Node:
         for name in list(session.consumes):
             if filter in ("", name) and name in self.queues:
                 del session.consumes[name]
-                self.queues.get(name).cancel(session, now)
+                self.queues.open(name).cancel(session, now)
                 if filter:
                     return
         for one in [filter] if filter else list(session.filters):
@@ -290,11 +290,18 @@ class Node:
         if audience.refusal is not None:
             raise audience.refusal
 
-    def check_queue(self, name: str) -> None:
-        """May this address become a queue?"""
-        check_topic(name)
-        if any(name in session.filters for session in self._topics.match(name)):
-            raise RefusedError("conflict", f"{name} is a topic that has subscribers")
+    def topic_subscribers(self, address: str) -> list[Session]:
+        """Return those who get what is published to a topic, observers left out."""
+        return [session for session in self._topics.match(address) if not session.observes]
+
+    def turn_into_consumers(self, name: str, queue: Queue) -> None:
+        """Let those who subscribed to an address consume it, now that it is a queue."""
+        for session in self.topic_subscribers(name):
+            if name in session.filters:
+                del session.filters[name]
+                self._topics.remove(name, session)
+                session.consumes[name] = None
+                queue.consume(session, 0, self.now)
 
     def reaches(self, session: Session, address: str) -> bool:
         """Does anybody get what a session publishes to an address?"""
@@ -320,7 +327,7 @@ class Node:
         except RefusedError as refusal:
             return self._intern((), "disconnect", refusal)
         if address in self.queues:
-            return self._intern((), "disconnect", None, self.queues.get(address))
+            return self._intern((), "disconnect", None, self.queues.open(address))
         members = tuple(self._topics.match(address))
         captured = self.capture.takes(address)
         return self._intern(members, self.flow.policy_of(address), None, None, captured)
@@ -427,11 +434,17 @@ class Node:
         queue.put(message, now, producer=session, lives=lives)
 
     def queue_to_consume(self, session: Session, name: str) -> Queue:
-        """A queue that a session may take messages from; declared if need be."""
+        """Return a queue that a session may take messages from; it is declared if need be."""
         if not session.rights.allows("subscribe", check_address(name)):
             raise RefusedError("unauthorized", f"no right to consume {name}")
+        queue = self._queue(session, name)
         session.consumes[name] = None
-        return self.queues.declare(QueueSettings(name))
+        return queue
+
+    def _queue(self, session: Session, name: str) -> Queue:
+        if name in self.queues:
+            return self.queues.open(name)
+        return self.queues.declare(QueueSettings(name), session.rights, implied=True)
 
     def queue_states(self, session: Session, now: float) -> list[dict[str, object]]:
         """What people want to know of every queue that a session may consume."""
@@ -450,7 +463,7 @@ class Node:
         """Put one message into a queue, which is declared if need be."""
         if not session.rights.allows("publish", check_address(message.address)):
             raise RefusedError("unauthorized", f"no right to publish to {message.address}")
-        self._enqueue(session, self.queues.declare(QueueSettings(message.address)), message, now)
+        self._enqueue(session, self._queue(session, message.address), message, now)
 
     def _publish_mixed(
         self, session: Session, table: FrameTable, start: int, end: int, now: float

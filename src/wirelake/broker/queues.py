@@ -23,16 +23,20 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from wirelake.address import MAX_ADDRESS, check_topic
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError
 from wirelake.message import NO_FLAGS, Flag, Message
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
+    from wirelake.broker.rights import Rights
     from wirelake.broker.session import Session
 
 PREFETCH = 100
 DEAD = "/$dead"
+#: Bytes of a queue's name: its dead letters have an address, too.
+MAX_NAME = MAX_ADDRESS - len(DEAD)
 REASON = "dead.reason"
 DELAY = "delay"
 #: A broker whose clock ticks so late (seconds) was stopped, or its machine was.
@@ -389,7 +393,7 @@ class Queue:
         headers = {**stored.message.headers, REASON: reason}
         self._node.capture.add(replace(stored.message, op="dead", headers=headers), now)
         if not self.settings.name.endswith(DEAD):
-            dead = self._node.queues.declare(QueueSettings(self.settings.name + DEAD))
+            dead = self._node.queues.open(self.settings.name + DEAD)
             dead.put(replace(stored.message, headers=headers), now, dead=True)
         self._done(stored)  # last: rather twice than never
 
@@ -461,26 +465,77 @@ class Queues:
         self._ticked = 0.0
 
     def __contains__(self, name: str) -> bool:
-        return name in self._queues
+        """Is this the address of a queue, or of the dead letters of one?"""
+        return name in self._queues or (
+            name.endswith(DEAD) and name.removesuffix(DEAD) in self._queues
+        )
 
     def get(self, name: str) -> Queue:
-        """A queue that is there."""
+        """Return a queue that is there; raises RefusedError (`not_found`) otherwise."""
         if name not in self._queues:
             raise RefusedError("not_found", f"no queue {name}")
         return self._queues[name]
+
+    def open(self, name: str) -> Queue:
+        """Return the queue of an address that is one, or the dead letters of one.
+
+        The dead letters of a queue belong to it from the start, but take room only when somebody
+        asks for them. Raises RefusedError (`not_found`) where the address is neither.
+        """
+        if name in self and name not in self._queues:
+            return self._make(QueueSettings(name))
+        return self.get(name)
 
     def all(self) -> list[Queue]:
         """Every queue."""
         return list(self._queues.values())
 
-    def declare(self, settings: QueueSettings) -> Queue:
-        """Make an address a queue, unless it is one."""
-        if settings.name not in self._queues:
-            self._node.check_queue(settings.name)
-            self._node.engine.declare(settings)
-            self._queues[settings.name] = Queue(self._node, settings)
-            self._node.forget_routes(settings.name)
-        return self._queues[settings.name]
+    def declare(
+        self, settings: QueueSettings, rights: Rights | None = None, *, implied: bool = False
+    ) -> Queue:
+        """Make an address a queue, unless it is one, and return it.
+
+        `rights` are those of whoever wants it, None for the broker itself. A declaration is
+        `implied` where somebody just put into, or took from, an address. Raises RefusedError:
+        `unauthorized` without the right `declare`, `conflict` where subscribers of a topic would
+        get nothing more.
+        """
+        name = settings.name
+        if name in self:
+            return self.open(name)
+        check_topic(name)
+        self.check_right(name, rights)
+        if len(name.encode()) > MAX_NAME:
+            text = f"a queue's name has at most {MAX_NAME} bytes, to leave room for {DEAD}"
+            raise RefusedError("bad_request", text)
+        self._check_subscribers(name, rights, implied=implied)
+        queue = self._make(settings)
+        if self._node.topic_subscribers(name + DEAD):
+            self.open(name + DEAD)  # from now on they consume it
+        return queue
+
+    def check_right(self, name: str, rights: Rights | None) -> None:
+        """Raise RefusedError where rights do not let their holder make this address a queue."""
+        if rights is not None and not rights.admin and not rights.allows("declare", name):
+            text = f"to make {name} a queue takes the right `declare`"
+            raise RefusedError("unauthorized", text)
+
+    def _check_subscribers(self, name: str, rights: Rights | None, *, implied: bool) -> None:
+        """Refuse to divert a topic from those who listen to it (spec: a topic or a queue)."""
+        subscribers = self._node.topic_subscribers(name)
+        if any(name in session.filters for session in subscribers):
+            raise RefusedError("conflict", f"{name} is a topic that has subscribers")
+        if subscribers and implied and rights is not None and not rights.may_declare:
+            text = f"{name} is a topic that a wildcard is subscribed to: declare the queue first"
+            raise RefusedError("conflict", text)
+
+    def _make(self, settings: QueueSettings) -> Queue:
+        name = settings.name
+        self._node.engine.declare(settings)
+        self._queues[name] = queue = Queue(self._node, settings)
+        self._node.forget_routes(name)
+        self._node.turn_into_consumers(name, queue)
+        return queue
 
     def remove(self, name: str) -> None:
         """Remove a queue with all that is in it."""

@@ -60,6 +60,8 @@ class Session(ABC):
     has_streams = False
     #: Does this client acknowledge what it gets from a queue?
     acknowledges = True
+    #: Does this client only look on, so that nobody takes care of it?
+    observes = False
     #: Is a ttl of this dialect a hop count, and not a time?
     counts_hops = False
     #: What a client that asked is told when its publish is done.

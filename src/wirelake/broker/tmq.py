@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from wirelake.address import check_topic
 from wirelake.broker.session import Session
 from wirelake.config import QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
@@ -123,11 +124,14 @@ class TmqSession(Session):
         content_type = int.from_bytes(message.payload[:2], "big")
         settings = QueueSettings(message.address, content_type=content_type)
         settings = settings.changed(wanted, from_text=True)
-        self.node.check_publish(self, message.address)
-        if message.address in self.node.queues:
+        may_know = self.rights.allows("publish", message.address)
+        if may_know and message.address in self.node.queues:
             raise RefusedError("exists", f"{message.address} is a queue already")
-        if not is_topic:
-            self.node.queues.declare(settings)
+        self.node.queues.check_right(message.address, self.rights)
+        if is_topic:
+            check_topic(message.address)
+        else:
+            self.node.queues.declare(settings, self.rights)
 
     def send(self, message: Message) -> bool:
         """Send one message; FA as the broker says."""

@@ -28,8 +28,11 @@ from wirelake.cli.messages import (
     run,
 )
 from wirelake.cli.show import plain_table, printable, wide_console, write_message, write_object
-from wirelake.client import Delivery
-from wirelake.client.dialects import require
+from wirelake.client import Client, Delivery
+from wirelake.client.dialects import can, require
+
+#: The end of the address of a queue's dead letters.
+DEAD = "/$dead"
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
@@ -116,8 +119,9 @@ def get(
 ) -> None:
     """Take messages out of a queue, and show them.
 
-    A message is acknowledged when it has been shown. When there was none, the exit code is 4; so
-    it is when `--timeout` comes before `--count` messages have, with `--follow`.
+    A message is acknowledged when it has been shown. A queue that does not exist is an error and is
+    not made (boson-text and mfp cannot tell). When there was no message, the exit code is 4; so it
+    is when `--timeout` comes before `--count` messages have, with `--follow`.
 
     Examples:
 
@@ -151,6 +155,7 @@ def get(
                     require(client.dialect, "nack")
                 if nack:
                     require(client.dialect, "nack without requeue")
+                await _must_exist(client, queue)
                 source = client.queue(queue)
                 if follow:
                     async with source.consume() as deliveries:
@@ -171,6 +176,14 @@ def get(
             fail(f"{queue} has no message to give", TIMED_OUT)
 
     run(work())
+
+
+async def _must_exist(client: Client, queue: str) -> None:
+    """Fail where the broker knows no such queue: taking from it would make it one."""
+    if can(client.dialect, "list of queues"):
+        names = {str(one["name"]) for one in await client.queues()}
+        if queue not in names and queue.removesuffix(DEAD) not in names:
+            fail(f"there is no queue {queue} that you may take from")
 
 
 @app.command("ls")

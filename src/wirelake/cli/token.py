@@ -30,6 +30,12 @@ def token(
     store: Annotated[
         Filters, typer.Option(metavar="FILTER", help="May read and write these keys.")
     ] = None,
+    declare: Annotated[
+        Filters, typer.Option(metavar="FILTER", help="May make queues of these addresses.")
+    ] = None,
+    clients: Annotated[
+        Filters, typer.Option(metavar="FILTER", help="May claim these client ids only.")
+    ] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May administer the broker.")] = False,
 ) -> None:
     """Make a token, and print it with the lines for the configuration file.
@@ -43,13 +49,22 @@ def token(
 
         wirelake token dashboard --subscribe '#' >> wirelake.toml
 
+        wirelake token workers --publish 'jobs/#' --subscribe 'jobs/#' --declare 'jobs/#'
+
         wirelake token operator --publish '#' --subscribe '#' --admin
     """
     if not name.isprintable() or not 1 <= len(name) <= MAX_NAME:
         raise typer.BadParameter(
             f"a name has 1 to {MAX_NAME} printable characters", param_hint="NAME"
         )
-    kinds = {"publish": publish, "subscribe": subscribe, "serve": serve, "store": store}
+    kinds = {
+        "publish": publish,
+        "subscribe": subscribe,
+        "serve": serve,
+        "store": store,
+        "declare": declare,
+        "clients": clients,
+    }
     lines = ["[[tokens]]", f"name = {_quoted(name)}"]
     secret = new_token()
     lines.append(f"hash = {_quoted(hash_token(secret))}")

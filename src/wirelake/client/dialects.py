@@ -58,9 +58,14 @@ ABILITIES: Mapping[str, frozenset[str]] = {
 }
 
 
+def can(dialect: str, ability: str) -> bool:
+    """Does a dialect have a word for this?"""
+    return ability in ABILITIES[dialect]
+
+
 def require(dialect: str, ability: str) -> None:
     """Refuse what a dialect cannot do, and say which can."""
-    if ability not in ABILITIES[dialect]:
+    if not can(dialect, ability):
         others = [name for name in DIALECTS if ability in ABILITIES[name]]
         have = "has" if len(others) == 1 else "have"
         raise RefusedError("bad_request", f"{dialect} has no {ability}; {', '.join(others)} {have}")

@@ -151,16 +151,15 @@ class Admin:
         query(request)
         rights = rights_of(request, self._node)
         name = check_topic(path_part(request, "name"))
-        require(rights, "publish", name)
-        require(rights, "subscribe", name)
+        self._node.queues.check_right(name, rights)
         wanted = _parsed(await body(request, SMALL_BODY) or b"{}", dict[str, Any])
 
         def declare() -> tuple[dict[str, Any], bool]:
             is_new = name not in self._node.queues
             if is_new:
-                self._node.queues.declare(QueueSettings(name).changed(wanted))
+                self._node.queues.declare(QueueSettings(name).changed(wanted), rights)
             else:
-                queue = self._node.queues.get(name)
+                queue = self._node.queues.open(name)
                 settings = queue.settings.changed(wanted)
                 if settings != queue.settings:
                     require_admin(rights)

@@ -203,7 +203,7 @@ class _Sender:
 
 
 def _check_room(node: Node, address: str, count: int, size: int) -> None:
-    queue = node.queues.get(address)
+    queue = node.queues.open(address)
     most, bytes_ = queue.settings.max_messages, queue.settings.max_bytes
     if (most and len(queue) + count > most) or (bytes_ and queue.bytes + size > bytes_):
         raise RefusedError("busy", f"the queue {address} has no room for {count} messages")
@@ -250,6 +250,7 @@ class Events:
     def _open(self) -> None:
         now = time.monotonic()
         self._session = LocalSession(self._node, self._link, self._rights, now)
+        self._session.observes = True
         try:
             for filter in self._filters:
                 if filter in self._node.queues:
