@@ -1,0 +1,143 @@
+"""What the attackers tried and what held: rights in every dialect and op, and injection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tests.attacks.broker import Broker, Client, secret_of, token
+from wirelake.errors import CODES
+from wirelake.message import Flag, Message
+
+OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
+TMQ = ["tmq-1.00", "tmq-1.01"]
+
+#: Everything that Kobold and boson-binary let a client ask for, and that needs a right.
+RIGHTS_OF_OPS = {
+    "publish": Message(address="x", flags=Flag.ACK),
+    "direct": Message(address="x", target="victim"),
+    "subscribe": Message(op="subscribe", address="x"),
+    "subscribe to all": Message(op="subscribe", address="#"),
+    "events": Message(op="subscribe", address="$events"),
+    "serve": Message(op="serve", address="x"),
+    "request": Message(op="request", address="svc"),
+    "enqueue": Message(op="enqueue", address="jobs", id="1"),
+    "enqueue into a new queue": Message(op="enqueue", address="new", id="1"),
+    "dequeue": Message(op="dequeue", address="jobs"),
+    "dequeue from a new queue": Message(op="dequeue", address="new"),
+    "create": Message(op="create", address="new"),
+    "read": Message(op="read", address="key"),
+    "list": Message(op="read", address="#"),
+    "update": Message(op="update", address="key"),
+    "delete": Message(op="delete", address="key"),
+    "watch": Message(op="watch", address="#"),
+    "open": Message(op="open", address="victim"),
+}
+RIGHTS_OF_TMQ = {
+    "subscribe": Message(op="subscribe", address="x"),
+    "declare": Message(op="declare", address="new", payload=b"\0\0"),
+    "remove": Message(op="remove", address="jobs"),
+    "pull": Message(op="dequeue", address="jobs", payload=b"1"),
+    "direct": Message(op="direct", target="victim"),
+}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker with tokens, where somebody has a queue, a key, a service and an id."""
+    everything = {one: ["#"] for one in ("publish", "subscribe", "serve", "store", "declare")}
+    config = token("alice", **everything) + token("few", publish=["mine"], subscribe=["mine"])
+    with (
+        Broker(tmp_path_factory.mktemp("held"), config + token("root", admin=True)) as broker,
+        Client(broker) as alice,
+    ):
+        assert alice.login("victim", secret_of("alice")).op == "ok"
+        for message in (
+            Message(op="enqueue", address="jobs", id="1"),
+            Message(op="create", address="key", payload=b"secret"),
+            Message(op="serve", address="svc"),
+        ):
+            assert alice.ask(message).op == "ok"
+        yield broker
+
+
+@pytest.mark.parametrize("who", ["a stranger", "few"])
+@pytest.mark.parametrize("action", RIGHTS_OF_OPS)
+@pytest.mark.parametrize("dialect", OPS)
+def test_an_op_without_the_right_to_it_is_refused(
+    broker: Broker, dialect: str, action: str, who: str
+) -> None:
+    with Client(broker, dialect) as client:
+        if who == "few":
+            assert client.login("", secret_of("few")).op == "ok"
+        answer = client.ask(RIGHTS_OF_OPS[action])
+        assert answer.op == "error"
+        assert answer.headers["$code"] == "unauthorized"
+        assert b"secret" not in answer.payload
+
+
+@pytest.mark.parametrize("action", RIGHTS_OF_TMQ)
+@pytest.mark.parametrize("dialect", TMQ)
+def test_a_tmq_message_without_the_right_to_it_is_refused(
+    broker: Broker, dialect: str, action: str
+) -> None:
+    with Client(broker, dialect) as client:
+        client.send(Message(op="handshake"))
+        assert client.receive().op == "handshake"
+        hello = f"Client-Token: {secret_of('few')}\r\n"
+        client.send(Message(op="hello", payload=hello.encode()))
+        assert client.receive().op == "ok"
+        client.send(replace(RIGHTS_OF_TMQ[action], id="1", flags=Flag.RESPONSE))
+        answer = client.receive()
+        assert (answer.op, answer.content_type) == ("reply", 401), answer
+
+
+NASTY = "a\r\n\r\nb;to=evil;x=1|m|\x00\x1b[2J\u2028\u202e %"
+FORGED = "v\r\n\r\nPUB t/2\r\n\r\n5|0|t/2|hello"
+TRANSLATED = ["boson-text", *OPS]
+
+
+@pytest.mark.parametrize("dialect", ["boson-binary", "kobold-2", "kobold-3"])
+def test_no_field_of_a_message_becomes_a_message_of_another_dialect(
+    tmp_path: Path, dialect: str
+) -> None:
+    message = Message(
+        address="t/1",
+        payload=b"hello",
+        id=NASTY,
+        correlation_id="c\r\n;d",
+        headers={NASTY: NASTY, "k\r\nx": FORGED, "plain": FORGED},
+    )
+    with Broker(tmp_path) as broker, Client(broker, dialect) as sender:
+        listeners = {other: Client(broker, other) for other in TRANSLATED}
+        for listener in listeners.values():
+            listener.send(Message(op="subscribe", address="t/#", correlation_id="1"))
+            assert listener.receive().op == "ok"
+        sender.send(message, Message(address="t/end", payload=b"end"))
+        for other, listener in listeners.items():
+            received = [listener.receive()]
+            while received[-1].address != "t/end":
+                received.append(listener.receive())
+            # What a dialect cannot say is left out; nothing is made up.
+            assert [one.address for one in received[:-1]] in ([], ["t/1"]), (other, received)
+            for one in received[:-1]:
+                assert one.payload == b"hello", other
+                assert one.headers.get("plain", FORGED) == FORGED, other
+                assert one.target == "", other
+                assert one.id in ("", NASTY), other
+            listener.close()
+
+
+@pytest.mark.parametrize("dialect", OPS)
+def test_what_is_refused_is_told_by_one_of_the_known_codes(broker: Broker, dialect: str) -> None:
+    with Client(broker, dialect) as client:
+        for message in (
+            Message(op="subscribe", address="a/#/b"),
+            Message(op="info", address="$nothing"),
+            Message(op="deliver", address="x"),
+        ):
+            answer = client.ask(message)
+            assert (answer.op, answer.headers["$code"] in CODES) == ("error", True), answer
