@@ -15,16 +15,18 @@ import ipaddress
 import re
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+import msgspec.inspect
 from msgspec import Meta, Struct
 
-from wirelake.errors import ConfigError
+from wirelake.errors import ConfigError, RefusedError
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORTS = {"auto": 7700, "boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
@@ -104,22 +106,77 @@ class CaptureSettings(_Table, frozen=True, kw_only=True):
     retention: tuple[RetentionSettings, ...] = ()
 
 
-class QueueEntry(_Table, frozen=True, kw_only=True):
-    """A queue that is there from the start; one that exists keeps the settings it was made with."""
+Mode = Literal["round-robin", "push", "pull"]
+
+_YEAR = 365 * 24 * 3600.0
+_LARGEST = 1 << 53  # an integer that JSON's readers keep exact
+
+
+class QueueSettings(_Table, frozen=True):
+    """How a queue behaves; one that exists keeps the settings it was made with.
+
+    The rules hold however a value is made: by the configuration, a dialect, HTTP or the disk.
+    """
 
     name: Annotated[str, _is("its address")]
-    mode: Annotated[
-        Literal["round-robin", "push", "pull"],
-        _is("one consumer at a time, every consumer, or only on request"),
-    ] = "round-robin"
-    ack_timeout: Annotated[float, _is("seconds until a message is delivered again", gt=0)] = 30.0
-    max_deliveries: Annotated[int, _is("before a message is a dead letter", ge=1)] = 5
+    mode: Annotated[Mode, _is("one consumer at a time, every consumer, or only on request")] = (
+        "round-robin"
+    )
+    ack_timeout: Annotated[
+        float, _is("seconds until a message is delivered again", ge=0.001, le=_YEAR)
+    ] = 30.0
+    max_deliveries: Annotated[int, _is("before a message is a dead letter", ge=1, le=1_000_000)] = 5
+    content_type: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0  # TMQ alone has one
     dedup_window: Annotated[
-        float, _is("seconds in which a producer's message id is taken once", ge=0)
+        float, _is("seconds in which a producer's message id is taken once", ge=0, le=_YEAR)
     ] = 120.0
-    max_messages: Annotated[int, _is("beyond which it is full; 0: no limit", ge=0)] = 1_000_000
-    max_bytes: Annotated[int, _is("of payloads, likewise", ge=0)] = 1 << 30
+    max_messages: Annotated[int, _is("beyond which it is full; 0: no limit", ge=0, le=_LARGEST)] = (
+        1_000_000
+    )
+    max_bytes: Annotated[int, _is("of payloads, likewise", ge=0, le=_LARGEST)] = 1 << 30
     keep_expired: Annotated[bool, _is("messages past their ttl become dead letters")] = False
+
+    def __post_init__(self) -> None:
+        for field, least, most in _ranges(QueueSettings):
+            value = getattr(self, field)
+            if not least <= value <= most:  # not a number is in no range
+                text = f"{field} is {value}; it is between {least} and {most}"
+                raise ValueError(text)
+
+    def changed(self, wanted: Mapping[str, object], *, from_text: bool = False) -> QueueSettings:
+        """Return these settings with some of them changed.
+
+        With `from_text` numbers may be given as text. Raises RefusedError (`bad_request`) that
+        names the setting which is unknown or out of range.
+        """
+        given = msgspec.structs.asdict(self)
+        if unknown := sorted(wanted.keys() - (given.keys() - {"name", "content_type"})):
+            raise RefusedError("bad_request", f"a queue has no setting {unknown[0]}")
+        try:
+            return msgspec.convert({**given, **wanted}, QueueSettings, strict=not from_text)
+        except msgspec.ValidationError as error:
+            setting, reason = _explain(str(error))
+            where = "" if setting == "settings" else f"{setting}: "
+            raise RefusedError("bad_request", f"{where}{reason}") from None
+
+
+@cache
+def _ranges(table: type[Struct]) -> list[tuple[str, float, float]]:
+    """The fields of a table that have a least and a largest value, with both."""
+    described = msgspec.inspect.type_info(table)
+    assert isinstance(described, msgspec.inspect.StructType)
+    kinds = [(one.name, one.type) for one in described.fields]
+    kinds = [
+        (name, kind.type if isinstance(kind, msgspec.inspect.Metadata) else kind)
+        for name, kind in kinds
+    ]
+    return [
+        (name, kind.ge, kind.le)
+        for name, kind in kinds
+        if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
+        and kind.ge is not None
+        and kind.le is not None
+    ]
 
 
 class TlsSettings(_Table, frozen=True, kw_only=True):
@@ -226,7 +283,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     flow: FlowSettings = FlowSettings()
     mfp: MfpSettings = MfpSettings()
     capture: CaptureSettings = CaptureSettings()
-    queues: tuple[QueueEntry, ...] = ()
+    queues: tuple[QueueSettings, ...] = ()
     tls: TlsSettings | None = None
     tokens: tuple[TokenSettings, ...] = ()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wirelake.broker.session import Session
-from wirelake.engine.base import Mode, QueueSettings
+from wirelake.config import QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable, scanner
@@ -27,7 +27,8 @@ MAX_UNANSWERED = 2
 ANSWERED = ("subscribe", "unsubscribe", "declare", "remove")
 #: Content types of answers (spec: tmq 4).
 DONE = 202
-MODES: dict[str, Mode] = {"round-robin": "round-robin", "push": "push", "pull": "pull"}
+#: What the lines of a 610 may say of a queue (spec: tmq 4).
+SETTINGS = ("mode", "ack-timeout", "max-deliveries")
 REFUSALS = {"bad_request": 400, "unauthorized": 401, "not_found": 404, "exists": 481}
 OTHER_REFUSAL = 503
 
@@ -114,21 +115,18 @@ class TmqSession(Session):
     def _declare(self, message: Message) -> None:
         """Create a queue (spec: tmq 4): a content type, then `Key: value` lines."""
         fields = _header_lines(message.payload[2:])
-        mode = fields.get("mode", "round-robin").lower()
-        try:
-            settings = QueueSettings(
-                message.address,
-                mode="round-robin" if mode == "broadcast" else MODES[mode],
-                ack_timeout=float(fields.get("ack-timeout", 30)),
-                max_deliveries=int(fields.get("max-deliveries", 5)),
-                content_type=int.from_bytes(message.payload[:2], "big"),
-            )
-        except (KeyError, ValueError):
-            raise RefusedError("bad_request", "a queue's settings cannot be read") from None
+        wanted: dict[str, object] = {
+            name.replace("-", "_"): fields[name].lower() for name in SETTINGS if name in fields
+        }
+        if is_topic := wanted.get("mode") == "broadcast":  # (spec: tmq 6)
+            del wanted["mode"]
+        content_type = int.from_bytes(message.payload[:2], "big")
+        settings = QueueSettings(message.address, content_type=content_type)
+        settings = settings.changed(wanted, from_text=True)
         self.node.check_publish(self, message.address)
         if message.address in self.node.queues:
             raise RefusedError("exists", f"{message.address} is a queue already")
-        if mode != "broadcast":  # which is a topic (spec: tmq 6)
+        if not is_topic:
             self.node.queues.declare(settings)
 
     def send(self, message: Message) -> bool:

@@ -10,13 +10,13 @@ import msgspec
 import typer
 from msgspec import NODEFAULT, inspect
 
-from wirelake.config import QueueEntry, RetentionSettings, Settings, TlsSettings, TokenSettings
+from wirelake.config import QueueSettings, RetentionSettings, Settings, TlsSettings, TokenSettings
 
 #: Tables that are not there unless somebody writes them, with what to write where there is no
 #: default.
 OPTIONAL: dict[str, type[msgspec.Struct]] = {
     "[capture.retention]": RetentionSettings,
-    "[queues]": QueueEntry,
+    "[queues]": QueueSettings,
     "tls": TlsSettings,
     "[tokens]": TokenSettings,
 }

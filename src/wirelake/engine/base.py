@@ -18,12 +18,12 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from wirelake.config import QueueSettings
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 
-Mode = Literal["round-robin", "push", "pull"]
+__all__ = ["Engine", "Entry", "LogBatch", "Position", "QueueSettings", "Stored"]
 
 #: Partitions of a log that is new.
 PARTITIONS = 4
@@ -37,21 +37,6 @@ class Entry:
     revision: int
     value: bytes | None
     expires: float = 0.0  # seconds since 1970; 0: never
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSettings:
-    """How a queue behaves (spec: queues, tmq 6)."""
-
-    name: str
-    mode: Mode = "round-robin"
-    ack_timeout: float = 30.0
-    max_deliveries: int = 5
-    content_type: int = 0
-    dedup_window: float = 120.0  # seconds in which a message id is taken once
-    max_messages: int = 1_000_000  # 0: no limit
-    max_bytes: int = 1 << 30  # of payloads; 0: no limit
-    keep_expired: bool = False  # a message past its ttl goes to the dead letters
 
 
 @dataclass(frozen=True, slots=True)

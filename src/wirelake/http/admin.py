@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from typing import Any
 
@@ -15,8 +14,8 @@ from wirelake.address import check_address, check_topic
 from wirelake.broker.node import Node
 from wirelake.broker.queues import DEAD, Queue
 from wirelake.broker.rights import Rights
-from wirelake.config import QueueEntry
-from wirelake.engine.base import QueueSettings, Stored
+from wirelake.config import QueueSettings
+from wirelake.engine.base import Stored
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
     MOST,
@@ -159,10 +158,10 @@ class Admin:
         def declare() -> tuple[dict[str, Any], bool]:
             is_new = name not in self._node.queues
             if is_new:
-                self._node.queues.declare(_settings(QueueSettings(name), wanted))
+                self._node.queues.declare(QueueSettings(name).changed(wanted))
             else:
                 queue = self._node.queues.get(name)
-                settings = _settings(queue.settings, wanted)
+                settings = queue.settings.changed(wanted)
                 if settings != queue.settings:
                     require_admin(rights)
                     queue.settings = settings
@@ -297,20 +296,7 @@ class Admin:
 
 def _described(queue: Queue, now: float) -> dict[str, Any]:
     """A queue's settings and state."""
-    return {**dataclasses.asdict(queue.settings), **queue.state(now)}
-
-
-def _settings(settings: QueueSettings, wanted: dict[str, Any]) -> QueueSettings:
-    """Settings with some of them changed, as strictly checked as those of a file."""
-    given = dataclasses.asdict(settings)
-    content_type = given.pop("content_type")
-    if unknown := sorted(wanted.keys() - given.keys() | wanted.keys() & {"name"}):
-        raise RefusedError("bad_request", f"there is no setting {unknown[0]} of a queue")
-    try:
-        entry = msgspec.convert({**given, **wanted}, QueueEntry)
-    except msgspec.ValidationError as error:
-        raise RefusedError("bad_request", str(error)) from None
-    return QueueSettings(**msgspec.structs.asdict(entry), content_type=content_type)
+    return {**msgspec.structs.asdict(queue.settings), **queue.state(now)}
 
 
 def _parsed(data: bytes, kind: Any) -> Any:

@@ -14,11 +14,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from wirelake.broker.node import Node
-from wirelake.config import Listener, QueueEntry, Settings
-from wirelake.engine.base import Engine, QueueSettings
+from wirelake.config import Listener, QueueSettings, Settings
+from wirelake.engine.base import Engine
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.retention import Retention
 from wirelake.engine.sqlite import SqliteEngine
@@ -124,11 +122,11 @@ class Server:
         node.prepare_mfp(os.urandom(8), split=settings.mfp.oversize == "split")
         self._admit(access)
 
-    def _declare(self, entry: QueueEntry) -> None:
+    def _declare(self, queue: QueueSettings) -> None:
         try:
-            self.node.queues.declare(QueueSettings(**msgspec.structs.asdict(entry)))
+            self.node.queues.declare(queue)
         except RefusedError as error:
-            raise ConfigError(f"queues.{entry.name}", error.text) from None
+            raise ConfigError(f"queues.{queue.name}", error.text) from None
 
     def _admit(self, access: Access) -> None:
         """Let these rights be in force, for the clients that are here too."""
