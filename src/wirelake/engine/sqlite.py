@@ -49,7 +49,7 @@ from wirelake.engine.base import (
 from wirelake.engine.database import LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention
-from wirelake.engine.salvage import open_database
+from wirelake.engine.salvage import Aside, is_damage, open_database, open_empty_database
 from wirelake.engine.tables import Tables, at_last
 from wirelake.errors import EngineError
 from wirelake.wire import FrameTable
@@ -136,7 +136,7 @@ class SqliteEngine(Engine):
             raise EngineError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
         self.statistics = Statistics()
         self.retention = retention  # of the log; may be set anew
-        self.damage: list[str] = []
+        self._aside = Aside(folder, self.damage)
         # The log is made after the database: where it is, the other has been, too.
         self._database = open_database(
             folder / "broker.db", self.damage, used=(folder / "log").exists()
@@ -153,9 +153,16 @@ class SqliteEngine(Engine):
             self._database.close()
             raise
         try:
-            self._number = self._replay(repair=is_repaired)  # of the last changes
-            self._queues = self._reserve_sequences()
+            try:
+                self._load(repair=is_repaired)
+            except EngineError as error:
+                if not is_damage(error):
+                    raise
+                self._database.close()
+                self._database = open_empty_database(folder / "broker.db", self.damage, error)
+                self._load(repair=True)
             self.damage += self._log.damage
+            self._log.damage = self.damage  # what is found later is told, too
         except BaseException:
             self._log.close()
             self._database.close()
@@ -183,6 +190,15 @@ class SqliteEngine(Engine):
         for thread in self._threads:
             thread.start()
 
+    def _load(self, *, repair: bool) -> None:
+        """Let database and log agree, and learn which queues there are."""
+        self._number = self._replay(repair=repair)  # of the last changes
+        self._queues = self._reserve_sequences()
+
+    def set_aside(self, what: str, raw: bytes, error: Exception) -> None:
+        """Keep bytes that were stored and cannot be decoded in a file, and report them."""
+        self._aside(what, raw, error)
+
     def _replay(self, *, repair: bool) -> int:
         """Bring into the database what only the log has; the number of the last changes.
 
@@ -204,7 +220,7 @@ class SqliteEngine(Engine):
                 begin -= 1
             numbers = found[begin:]
         last = max([applied or 0, *numbers])
-        self._database.replay(self._log.changes(numbers), last)
+        self._database.replay(self._log.changes(numbers), last, self.set_aside)
         if repair:
             self._database.declare_missing()
         return last
@@ -213,7 +229,7 @@ class SqliteEngine(Engine):
         """The queues that are there, with sequences that nobody has used before or will again."""
         queues = {
             settings.name: _Queue(settings, following, fresh=False)
-            for settings, following in self._database.queues()
+            for settings, following in self._database.queues(self.set_aside)
         }
         reserved = Changes()
         for queue in queues.values():
@@ -232,7 +248,7 @@ class SqliteEngine(Engine):
     def entries(self) -> Iterable[Entry]:
         """Every key's latest state; waits for what is being written."""
         self._settle()
-        return list(self._database.entries())
+        return self._database.entries(self.set_aside)
 
     def write_entry(self, entry: Entry) -> None:
         """Keep a key's latest state."""
@@ -268,7 +284,16 @@ class SqliteEngine(Engine):
         if queue not in self._queues or self._queues[queue].fresh:
             return []
         self._settle()
-        return list(self._database.stored(queue))
+        unreadable: list[int] = []
+
+        def set_aside(sequence: int, raw: bytes, error: Exception) -> None:
+            self.set_aside(f"message {sequence} of the queue {queue}", raw, error)
+            unreadable.append(sequence)
+
+        found = self._database.stored(queue, set_aside)
+        for sequence in unreadable:
+            self.drop(queue, sequence)
+        return found
 
     def put(self, stored: Stored) -> None:
         """Keep a message."""
@@ -310,7 +335,7 @@ class SqliteEngine(Engine):
         if queue not in self._queues or self._queues[queue].fresh:
             return []
         self._settle()
-        return list(self._database.ids(queue))
+        return self._database.ids(queue, self.set_aside)
 
     def _known(self, name: str) -> _Queue:
         queue = self._queues.get(name)
