@@ -38,6 +38,7 @@ class Rights:
     serve: tuple[str, ...] = ()
     store: tuple[str, ...] = ()
     admin: bool = False
+    key: str = ""  # the hash of the token; empty for those without one
     routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
 
     def allows(self, kind: str, filter: str) -> bool:

@@ -50,7 +50,7 @@ from wirelake.http.ledger import Ledger
 from wirelake.http.log import Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
-from wirelake.http.publishing import Events, Publisher
+from wirelake.http.publishing import Events, Publisher, Reader
 from wirelake.http.rows import read_rows
 from wirelake.message import Message
 
@@ -217,8 +217,8 @@ class Api:
         if one(found, "limit"):
             limit = number(one(found, "limit"), "limit")
         selection = select(rights, found.get("filter", []), columns, limit)
-        positions = await self._gate.ask(self._node.engine.positions)
         wanted = number(path_part(request, "partition"), "the partition")
+        positions = await self._gate.ask(self._node.engine.positions)
         if wanted >= len(positions):
             raise RefusedError("not_found", f"the log has {len(positions)} partitions")
         id = self._node.engine.log_id
@@ -229,7 +229,9 @@ class Api:
         if limit < 0 or not (selection.pattern or selection.ops):
             headers["Wirelake-Next"] = str(stop)
         pieces = parts(self._node.engine, wanted, start, stop, selection)
-        return Stream(stream(pieces, self._executor), headers, ARROW, bool)
+        reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
+        content = reader.checked(stream(pieces, self._executor))
+        return Stream(content, headers, ARROW, lambda: self._gate.tell(reader.close))
 
     async def _range(
         self, found: dict[str, list[str]], position: Position, selection: Selection

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import ipaddress
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
@@ -125,10 +126,15 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
     return refused("closed", "the client went away", 503)
 
 
+class CutOffError(Exception):
+    """An answer that has begun must not go on: the connection is cut off in the middle of it."""
+
+
 class Stream(StreamingResponse):
     """An answer of which nobody knows how long it is; `ended` is called in any case.
 
-    A client that asks for its head alone gets that.
+    A client that asks for its head alone gets that. Where the content raises CutOffError, the
+    connection ends without an end of the answer, so that nobody takes what came for all of it.
     """
 
     def __init__(
@@ -138,12 +144,25 @@ class Stream(StreamingResponse):
         media_type: str,
         ended: Callable[[], object],
     ) -> None:
-        super().__init__(content, 200, headers, media_type)
-        self._content = content
+        self._content = self._until_cut_off(content)
+        super().__init__(self._content, 200, headers, media_type)
         self._ended = ended
+        self._cut_off: Callable[[], object] = bool
+
+    async def _until_cut_off(
+        self, content: AsyncGenerator[bytes | memoryview]
+    ) -> AsyncGenerator[bytes | memoryview]:
+        try:
+            async with aclosing(content):
+                async for piece in content:
+                    yield piece
+        except CutOffError:
+            self._cut_off()
+            await asyncio.Event().wait()  # until we hear that the connection is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        self._cut_off = scope["cut_off"]
         try:
             if scope["method"] == "HEAD":
                 head = Response(None, self.status_code)

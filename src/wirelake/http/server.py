@@ -19,6 +19,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from wirelake.broker.node import Node
@@ -185,7 +186,12 @@ class _Protocol(H11Protocol):
         super().connection_made(transport)
         self.conn = _Connection(h11.SERVER, MAX_HEAD)
         self.conn.transport = transport
+        self._app, self.app = self.app, self._serve
         self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, with a way to cut its answer off."""
+        await self._app({**scope, "cut_off": self.transport.abort}, receive, send)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come: a whole head, or a part of one."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from wirelake.broker.local import LocalSession
 from wirelake.broker.node import Node
 from wirelake.config import Listener, QueueSettings, Settings
 from wirelake.engine.base import Engine
@@ -134,6 +135,7 @@ class Server:
         node.tokens = access.of_token
         node.rights_of_strangers = access.strangers
         node.all_rights = access.all
+        node.succeeding_rights = access.succeeding
         self._hub.rights_of_certificate = access.of_certificate
         for connection in list(self._hub.connections):
             session = connection.session
@@ -145,6 +147,14 @@ class Server:
                 connection.end("its rights have changed")
             else:
                 session.rights = rights
+        for session in list(node.sessions):
+            if isinstance(session, LocalSession):
+                rights = access.succeeding(session.rights)
+                if rights is None or loses(session.rights, rights):
+                    log.info("%s: ended: its rights have changed", session.link.peer)
+                    session.revoke()
+                else:
+                    session.rights = rights
         node.forget_routes()
 
     async def start(self) -> list[Listener]:
