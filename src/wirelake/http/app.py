@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from wirelake import __version__
 from wirelake.address import check_filter, check_topic
@@ -25,6 +26,7 @@ from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
 from wirelake.http.exchange import (
     Doorman,
+    Protection,
     RangeError,
     Stream,
     answer,
@@ -100,6 +102,11 @@ class Api:
         """The interface, for people."""
         query(request)
         return HTMLResponse(_page("HTTP interface", _operations(description())))
+
+    async def style(self, request: Request) -> Response:
+        """How these pages look."""
+        query(request)
+        return Response(_STYLE, media_type="text/css")
 
     async def openapi(self, request: Request) -> Response:
         """The interface, for programs."""
@@ -262,6 +269,7 @@ def routes(api: Api) -> list[Resource]:
     return [
         Resource("/", GET=api.about),
         Resource("/docs", GET=api.docs),
+        Resource("/docs.css", GET=api.style),
         Resource("/openapi.json", GET=api.openapi),
         Resource("/healthz", GET=admin.health),
         Resource("/metrics", GET=api.metrics),
@@ -301,7 +309,7 @@ class Resource(Route):
         return await endpoint(request)
 
 
-def application(api: Api, *, local: bool) -> Starlette:
+def application(api: Api, *, local: bool) -> ASGIApp:
     """The application; `local`: only this machine can reach it."""
     app = Starlette(
         routes=routes(api),
@@ -315,7 +323,7 @@ def application(api: Api, *, local: bool) -> Starlette:
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return Protection(app)  # outside of all else, so that answers to failures have the headers, too
 
 
 _ABOUT = f"""
@@ -327,6 +335,13 @@ a columnar log. This is version {__version__}.</p>
 <li><a href="/v1/addresses">Addresses</a>, <a href="/v1/queues">queues</a>,
 <a href="/v1/store">keys</a>, <a href="/v1/log">the log</a></li>
 </ul>
+"""
+
+
+_STYLE = """\
+body { font: 16px/1.5 system-ui; max-width: 45em; margin: 2em auto; padding: 0 1em }
+dt { margin-top: .7em }
+small { color: #666 }
 """
 
 
@@ -347,7 +362,6 @@ def _page(title: str, content: str) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        "<style>body{font:16px/1.5 system-ui;max-width:45em;margin:2em auto;padding:0 1em}"
-        "dt{margin-top:.7em}small{color:#666}</style>"
+        '<link rel="stylesheet" href="/docs.css">'
         f"<title>{heading}</title><h1>{heading}</h1>{content}</html>"
     )

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 from wirelake.broker.rights import Rights
 from wirelake.engine.base import Position
@@ -42,6 +43,31 @@ STATUSES = {
     "busy": 503,
     "closed": 503,
 }
+
+#: What a page of ours may load: files of this server, and nothing written into the page itself.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+#: Headers of every answer, whatever it is: any of them may be shown by a browser.
+PROTECTION = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
 
 #: A client may pause so long within a body (seconds).
 PATIENCE = 30.0
@@ -191,6 +217,26 @@ class Memory:
     def give_back(self, size: int) -> None:
         """Hold so many less."""
         self._held -= size
+
+
+class Protection:
+    """Adds the headers `PROTECTION` to every answer; those that an answer has already stay."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def protect(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                given = list(message.get("headers", ()))
+                names = {name.lower() for name, _ in given}
+                given += [header for header in PROTECTION if header[0] not in names]
+                message = {**message, "headers": given}
+            await send(message)
+
+        await self._app(scope, receive, protect)
 
 
 class Doorman:

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from wirelake.broker.node import Node
 from wirelake.errors import ConfigError
 from wirelake.http.app import Api, application
+from wirelake.http.exchange import PROTECTION
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
 
@@ -188,6 +189,21 @@ class _Protocol(H11Protocol):
         self.conn.transport = transport
         self._app, self.app = self.app, self._serve
         self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; the application has no part in it, so its headers come here."""
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"connection", b"close"),
+            *PROTECTION,
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=msg.encode()),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, with a way to cut its answer off."""
