@@ -37,6 +37,7 @@ TOKEN_LENGTH = 20
 _TOKEN_ALPHABET = string.ascii_letters + string.digits
 
 _MEBIBYTE = 1 << 20
+_YEAR = 365 * 24 * 3600.0
 
 Filters = tuple[str, ...]
 
@@ -70,6 +71,17 @@ class FlowSettings(_Table, frozen=True, kw_only=True):
         dict[str, Literal["disconnect", "drop", "pause"]],
         _is("by filter; the first that matches an address counts, and `disconnect` otherwise"),
     ] = {}
+
+
+class IdentitySettings(_Table, frozen=True, kw_only=True):
+    """Client ids, where tokens are configured."""
+
+    reserve: Annotated[
+        float, _is("seconds for which an id stays its token's after a disconnect", ge=0, le=_YEAR)
+    ] = 600.0
+    max_reserved: Annotated[
+        int, _is("ids that stay reserved for one token; the oldest go first", ge=0, le=1 << 24)
+    ] = 10_000
 
 
 class MfpSettings(_Table, frozen=True, kw_only=True):
@@ -108,7 +120,6 @@ class CaptureSettings(_Table, frozen=True, kw_only=True):
 
 Mode = Literal["round-robin", "push", "pull"]
 
-_YEAR = 365 * 24 * 3600.0
 _LARGEST = 1 << 53  # an integer that JSON's readers keep exact
 
 
@@ -206,6 +217,8 @@ class TokenSettings(_Table, frozen=True, kw_only=True):
     subscribe: Annotated[Filters, _is("to subscribe to, and of queues to consume")] = ()
     serve: Annotated[Filters, _is("to answer requests for")] = ()
     store: Annotated[Filters, _is("of keys in the data store")] = ()
+    declare: Annotated[Filters, _is("of addresses to make queues of; `admin` may anyway")] = ()
+    clients: Annotated[Filters, _is("of client ids that may be claimed with it")] = ("#",)
     admin: Annotated[bool, _is("may do what operators do")] = False
 
 
@@ -281,6 +294,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     request_timeout: Annotated[float, _is("seconds that a reply may take", gt=0)] = 30.0
     limits: LimitSettings = LimitSettings()
     flow: FlowSettings = FlowSettings()
+    identity: IdentitySettings = IdentitySettings()
     mfp: MfpSettings = MfpSettings()
     capture: CaptureSettings = CaptureSettings()
     queues: tuple[QueueSettings, ...] = ()

@@ -36,13 +36,13 @@ class Peer:
         elif self.dialect.startswith("tmq"):
             await self.send(Message(op="handshake"))
             assert (await self.receive()).op == "handshake"
-            hello = f"Client-Id: {self.name}\r\n"
+            hello = f"Client-Id: {self.name}\r\n" if self.name else ""
             if self.token:
                 hello += f"Client-Token: {self.token}\r\n"
             await self.send(Message(op="hello", payload=hello.encode()))
             await self._accepted()
         elif self.dialect != "boson-text":
-            headers = {"$client": self.name}
+            headers = {"$client": self.name} if self.name else {}
             if self.token:
                 headers["$token"] = self.token
             await self.send(Message(op="auth", correlation_id="hi", headers=headers))

@@ -123,12 +123,21 @@ async def test_serving_takes_a_right(start: Start, dialect: str) -> None:
     await peer.close()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+# An mfp client always claims an id, so that without a token it does not come in at all.
+@pytest.mark.parametrize("dialect", [one for one in DIALECTS if one != "mfp-1"])
 async def test_without_a_token_nothing_is_allowed(start: Start, dialect: str) -> None:
     _, port = await start(SETTINGS)
-    peer = await Peer(dialect, "stranger", "sub").open(port)
+    peer = await Peer(dialect, "", "sub").open(port)
     assert is_unauthorized(await ask(peer, Message(op="subscribe", address="sub/1")))
     await peer.close()
+
+
+@pytest.mark.parametrize("dialect", [one for one in DIALECTS if one != "boson-text"])
+async def test_without_a_token_no_client_id_can_be_claimed(start: Start, dialect: str) -> None:
+    server, port = await start(SETTINGS)
+    with pytest.raises(RefusedError, match=r"unauthorized|401|0"):
+        await Peer(dialect, "somebody", "sub").open(port)
+    assert "somebody" not in server.node.clients
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -247,7 +256,7 @@ async def test_a_certificate_of_an_unknown_name_gives_none(
     start: Start, certificates: Certificates
 ) -> None:
     _, port = await start(over_tls(certificates.tls_for_clients(required=True)))
-    peer = await Peer("kobold-1", "mallory").open(port, tls=certificates.client("mallory"))
+    peer = await Peer("kobold-1", "").open(port, tls=certificates.client("mallory"))
     assert is_unauthorized(await ask(peer, Message(op="subscribe", address="sub/1")))
     await peer.close()
 

@@ -64,7 +64,7 @@ class MfpSession(Session):
         try:
             if token:
                 self.node.authenticate(self, token)
-            self.node.identify(self, name, now)
+            self.node.clients.claim(self, name, now)
         except RefusedError as error:
             self.connection = ""
             self.refuse(message, error)

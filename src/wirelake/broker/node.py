@@ -24,6 +24,7 @@ from typing import TypeAlias
 from wirelake.address import check_address, check_filter, check_topic, has_wildcard
 from wirelake.broker.boson_text import BosonTextSession
 from wirelake.broker.capture import Capture
+from wirelake.broker.clients import Clients
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.mfp import MfpSession
 from wirelake.broker.ops import KoboldSession, OpSession
@@ -63,9 +64,6 @@ MAX_AUDIENCES = 100_000
 #: Where operators hear what happened (decision 43), and how many of these events are remembered.
 EVENTS = "$events"
 MAX_EVENTS = 100
-
-#: A client id is free for another connection once its owner has been silent so long (seconds).
-SILENCE = 60.0
 
 
 _Key: TypeAlias = "tuple[tuple[Session, ...], Policy, str | None, Queue | None, bool]"
@@ -108,7 +106,7 @@ class Node:
         self.flow.node = self
         self.engine = engine
         self.sessions: dict[Session, None] = {}
-        self.clients: dict[str, list[Session]] = {}
+        self.clients = Clients(self)
         self.rights_of_strangers: Rights = all_rights()
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
@@ -151,17 +149,14 @@ class Node:
         """The session of a connection that turned out to speak a dialect."""
         return SESSIONS[dialect](self, link, dialect, now)
 
-    def new_id(self) -> str:
-        """A client id that nobody has."""
-        while (name := f"client-{self.counters['connections']}") in self.clients:
-            self.counters["connections"] += 1
-        return name
-
     def authenticate(self, session: Session, token: str) -> None:
-        """Give a session the rights of a token."""
+        """Give a session the rights of a token; an id that it claimed with another one is free."""
         rights = self.tokens(token)
         if rights is None:
             raise RefusedError("unauthorized", "the token is not known")
+        if session.has_claimed and self.clients.owner_of(rights) != session.owner:
+            self.clients.leave(session, self.now)
+            session.client_id = ""
         session.token = token
         session.rights = rights
 
@@ -222,29 +217,10 @@ class Node:
         self.counters["connections"] += 1
         return self.counters["connections"]
 
-    def identify(self, session: Session, client_id: str, now: float) -> None:
-        """Give a session the id that its client claims, if it is free (spec: identity)."""
-        for other in self.clients.get(client_id, []):
-            if other is session or other.pairs_with(session):
-                continue
-            same_token = session.token != "" and session.token == other.token
-            if not same_token and now - other.last_heard < SILENCE:
-                raise RefusedError("conflict", f"the client id {client_id} is in use")
-            other.close("another connection took over its client id")
-        self._forget_client(session)
-        session.client_id = client_id
-        self.clients.setdefault(client_id, []).append(session)
-
-    def _forget_client(self, session: Session) -> None:
-        if mine := self.clients.get(session.client_id):
-            mine[:] = [other for other in mine if other is not session]
-            if not mine:
-                del self.clients[session.client_id]
-
     def left(self, session: Session, reason: str) -> None:
         """A connection has ended: nothing is left of it but what must survive."""
         self.sessions.pop(session, None)
-        self._forget_client(session)
+        self.clients.leave(session, self.now)
         for filter in list(session.filters):
             self._topics.remove(filter, session)
             self.forget_routes(filter)
@@ -581,7 +557,7 @@ class Node:
         """The session of a client that takes messages for itself."""
         if not session.rights.allows("publish", f"$client/{name}"):
             raise RefusedError("unauthorized", f"no right to send to {name}")
-        for other in self.clients.get(name, ()):
+        for other in self.clients.sessions(name):
             if other.takes_direct:
                 return other
         raise RefusedError("not_found", f"no client {name} that takes messages")

@@ -32,15 +32,14 @@ class OpSession(Session):
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
-        self.authenticate(message, now)
+        message = self.authenticate(message, now)
         match message.op:
             case "publish" if message.target:
                 self.node.send_to_client(
                     self, replace(message, op="direct", source=self.client_id, flags=Flag(0)), now
                 )
             case "publish":
-                kept = {k: v for k, v in message.headers.items() if k not in ("$token", "$client")}
-                self.node.publish_message(self, replace(message, headers=kept), now)
+                self.node.publish_message(self, message, now)
                 return
             case "subscribe":
                 self.node.subscribe(self, message.address, now, _number(message, "$count"))
@@ -128,14 +127,21 @@ class OpSession(Session):
         for answer in [*(change(entry) for entry in found), end]:
             self.send(replace(answer, id=message.id, correlation_id=message.correlation_id))
 
-    def authenticate(self, message: Message, now: float) -> None:
-        """Take a token and a client id from whatever message carries them."""
+    def authenticate(self, message: Message, now: float) -> Message:
+        """Take a token and a client id from whatever message carries them.
+
+        Returns the message without them: a token ends at the session that checked it.
+        """
         token = message.headers.get("$token", "")
+        client = message.headers.get("$client", "")
         if token and token != self.token:
             self.node.authenticate(self, token)
-        client = message.headers.get("$client", "")
         if client and client != self.client_id:
-            self.node.identify(self, client, now)
+            self.node.clients.claim(self, client, now)
+        if not token and not client:
+            return message
+        kept = {k: v for k, v in message.headers.items() if k not in ("$token", "$client")}
+        return replace(message, headers=kept)
 
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""

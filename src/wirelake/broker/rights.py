@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 
 from wirelake.broker.route import Routes
 
-KINDS = ("publish", "subscribe", "serve", "store", "admin")
-EVERYTHING = ("#", "$#")
-
 
 def covers(allowed: str, wanted: str) -> bool:
     """Does a filter allow everything that another one asks for?"""
@@ -37,9 +34,17 @@ class Rights:
     subscribe: tuple[str, ...] = ()
     serve: tuple[str, ...] = ()
     store: tuple[str, ...] = ()
+    declare: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ("#",)  # the client ids that they may claim
     admin: bool = False
     key: str = ""  # the hash of the token; empty for those without one
+    is_open: bool = False  # everybody's, where no tokens are configured
     routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
+
+    @property
+    def may_declare(self) -> bool:
+        """Was a right to make queues configured for them?"""
+        return not self.is_open and (self.admin or bool(self.declare))
 
     def allows(self, kind: str, filter: str) -> bool:
         """May they do this kind of thing to an address, or to all that a filter matches?"""
@@ -49,4 +54,7 @@ class Rights:
 
 def all_rights(name: str = "everyone") -> Rights:
     """Those of anybody, where no tokens are configured."""
-    return Rights(name, ("#",), ("#",), ("#",), ("#",), admin=True)
+    everything = ("#",)
+    return Rights(
+        name, everything, everything, everything, everything, everything, admin=True, is_open=True
+    )

@@ -74,6 +74,7 @@ class Session(ABC):
         self.encoder = encoder(dialect, client=False)
         self.form = dialect  # how frames for this client are written; see Node.encoder
         self.client_id = ""
+        self.has_claimed = False  # the client id, rather than been given one
         self.token = ""
         self.rights: Rights = node.rights_of_strangers
         self.filters: dict[str, None] = {}
@@ -87,6 +88,11 @@ class Session(ABC):
 
     def __repr__(self) -> str:
         return f"<{self.dialect} {self.client_id or '?'} at {self.link.peer}>"
+
+    @property
+    def owner(self) -> str:
+        """The token entry whose rights this client has, empty for a stranger."""
+        return self.node.clients.owner_of(self.rights)
 
     # In
 

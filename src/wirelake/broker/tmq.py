@@ -152,7 +152,10 @@ class TmqSession(Session):
         try:
             if token := fields.get("client-token", ""):
                 self.node.authenticate(self, token)
-            self.node.identify(self, fields.get("client-id") or self.node.new_id(), now)
+            if client_id := fields.get("client-id", ""):
+                self.node.clients.claim(self, client_id, now)
+            else:
+                self.node.clients.name(self)
         except RefusedError as error:
             self._reject(message, error)
             return

@@ -15,7 +15,7 @@ from wirelake.errors import ConfigError, RefusedError
 if TYPE_CHECKING:
     from wirelake.broker.session import Session
 
-_KINDS = ("publish", "subscribe", "serve", "store")
+_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Access:
@@ -58,15 +58,8 @@ class Access:
 def _rights(token: TokenSettings) -> Rights:
     for kind in _KINDS:
         check_filters(f"tokens.{token.name}.{kind}", getattr(token, kind))
-    return Rights(
-        token.name,
-        token.publish,
-        token.subscribe,
-        token.serve,
-        token.store,
-        admin=token.admin,
-        key=token.hash,
-    )
+    filters = {kind: getattr(token, kind) for kind in _KINDS}
+    return Rights(token.name, **filters, admin=token.admin, key=token.hash)
 
 
 def check_filters(setting: str, filters: Sequence[str]) -> None:

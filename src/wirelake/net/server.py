@@ -113,6 +113,8 @@ class Server:
         node.flow.patience = flow.patience
         node.flow.window = flow.window
         node.flow.policies = dict(flow.policies)
+        node.clients.reserve = settings.identity.reserve
+        node.clients.max_reserved = settings.identity.max_reserved
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
         if isinstance(node.engine, SqliteEngine):
