@@ -36,9 +36,7 @@ class Clients:
         self.max_reserved = MAX_RESERVED  # for one token; the oldest are let go first
         self._sessions: dict[str, list[Session]] = {}
         self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, until when
-        self._reserved_for: dict[
-            str, OrderedDict[str, None]
-        ] = {}  # by owner
+        self._reserved_for: dict[str, OrderedDict[str, None]] = {}  # by owner
         self._made = 0
 
     def __contains__(self, client_id: str) -> bool:

@@ -67,6 +67,9 @@ BLOCK = 1 << 16
 TIDY = 60.0
 NICENESS = 10
 
+#: How often the data directory is looked at (seconds): somebody may delete or replace it.
+WATCH = 0.25
+
 #: Upper bounds of the classes that commits are counted in (seconds); the last class has none.
 BOUNDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
@@ -170,7 +173,9 @@ class SqliteEngine(Engine):
         if capture:
             self.partitions = self._log.partitions
             self.log_id = self._log.id
-        self._troubles = {"log": "", "tables": ""}
+        self._troubles = {"folder": "", "log": "", "tables": ""}
+        self._places = {path: _identity(path) for path in (folder, folder / "log")}
+        self._places[folder / "broker.db"] = _identity(folder / "broker.db")
         self._loop = loop
         self._lock = threading.Lock()
         self._open = _Batch(1)
@@ -186,6 +191,7 @@ class SqliteEngine(Engine):
         self._threads = [
             threading.Thread(target=self._write, name="wirelake-writer", daemon=True),
             threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True),
+            threading.Thread(target=self._watch, name="wirelake-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -542,6 +548,8 @@ class SqliteEngine(Engine):
 
     def _commit(self, batch: _Batch) -> None:
         """Make a batch durable."""
+        if text := self._troubles["folder"]:
+            raise EngineError(text, retriable=True)  # what is written there now is lost
         begun = time.perf_counter()
         statistics, rows, logged = self.statistics, len(batch.changes), self.backlog
         if not rows:
@@ -567,6 +575,31 @@ class SqliteEngine(Engine):
                 self._log.tidy(time.time(), self.retention)
             except EngineError as error:
                 log.warning("the log could not be tidied: %s", error)
+
+    def _watch(self) -> None:
+        """Notice that the data directory, or a file in use, was deleted or replaced."""
+        while not self._closing.wait(WATCH):
+            text = self._missing()
+            if text != self._troubles["folder"]:
+                self._tell("folder", text)
+
+    def _missing(self) -> str:
+        """What was deleted or replaced, or nothing."""
+        for path, known in self._places.items():
+            if (found := _identity(path)) != known:
+                return f"{path} was {'deleted' if found is None else 'replaced'} while it was used"
+        if self._log.is_deleted():
+            return "a file of the log was deleted while it was used"
+        return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file or folder from any other of the same name; None where it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_name(name: str) -> None:

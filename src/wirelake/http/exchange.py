@@ -263,6 +263,10 @@ class Doorman:
                 text = "requests of other web pages are not taken"
                 await refused("unauthorized", text, 403)(scope, receive, send)
                 return
+            if scope.get("is_full"):
+                text = "too many requests are under way (http_connections)"
+                await refused("busy", text)(scope, receive, send)
+                return
         try:
             await self._app(scope, receive, send)
         finally:

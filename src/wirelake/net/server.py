@@ -105,6 +105,7 @@ class Server:
         elif any(listener.tls for listener in self.listeners):
             raise ConfigError("tls", "a +tls listener needs tls.cert and tls.key")
         self._patience = settings.handshake_timeout
+        self._hub.descriptors.share_out(settings.http_connections if settings.http else 0)
         node, limits, flow = self.node, settings.limits, settings.flow
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
@@ -238,6 +239,7 @@ class Server:
         """Look, now and then, for connections that keep us waiting."""
         if now - self._swept >= min(SWEEP, self._patience / 4):
             self._swept = now
+            self._hub.descriptors.check(now)
             for connection in list(self._hub.connections):
                 connection.check(now, self._patience)
 
