@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeAlias
 
+from msgspec import structs
+
 from wirelake.address import check_address, check_filter, check_topic, has_wildcard
 from wirelake.broker.boson_text import BosonTextSession
 from wirelake.broker.capture import Capture
@@ -30,7 +32,15 @@ from wirelake.broker.mfp import MfpSession
 from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import Queue, Queues
 from wirelake.broker.rights import Rights, all_rights
-from wirelake.broker.route import MIXED, gather, is_contiguous, span, wanting_ack, wants_ack
+from wirelake.broker.route import (
+    MIXED,
+    end_of_likes,
+    gather,
+    is_contiguous,
+    span,
+    wanting_ack,
+    wants_ack,
+)
 from wirelake.broker.services import Services
 from wirelake.broker.session import Link, Session
 from wirelake.broker.store import Store
@@ -340,6 +350,15 @@ class Node:
         self, session: Session, table: FrameTable, start: int, end: int, now: float
     ) -> None:
         """Deliver the rows [start, end), all of them publishes of this session."""
+        while self.engine.trouble and (middle := end_of_likes(table, start, end)) < end:
+            # Those that ask for an acknowledgement are refused, the others are not (decision 47).
+            self._publish(session, table, start, middle, now)
+            start = middle
+        self._publish(session, table, start, end, now)
+
+    def _publish(
+        self, session: Session, table: FrameTable, start: int, end: int, now: float
+    ) -> None:
         routes = session.rights.routes
         if len(routes) > MAX_ROUTES:
             self.forget_routes()
@@ -542,8 +561,8 @@ class Node:
     # One message at a time
 
     def publish_message(self, session: Session, message: Message, now: float) -> None:
-        """Publish one message that is not in the node's table."""
-        self._single.fill([message], message.dialect)
+        """Publish one message that is not in the node's table, with its sender as the source."""
+        self._single.fill([structs.replace(message, source=session.client_id)], message.dialect)
         self.publish(session, self._single, 0, 1, now)
 
     def send_to_client(self, session: Session, message: Message, now: float) -> None:

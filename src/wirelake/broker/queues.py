@@ -149,7 +149,7 @@ class Queue:
                 message,
                 address=self.settings.name,  # a dead letter had another one
                 id=message.id or f"q{sequence}",
-                source=(producer.client_id if producer else "") or message.source,
+                source=message.source if producer is None else producer.client_id,
                 flags=message.flags & Flag.TEXT,  # mfp's type survives (spec: mfp 6)
                 timestamp=self._node.timestamp(now),
             ),
@@ -441,10 +441,15 @@ class Queue:
 
 
 def _identity(message: Message, producer: Session | None) -> str:
-    """What tells a message from all others; a client without an id is known by its connection."""
+    """Return what tells a producer's message from all others, empty where nothing does.
+
+    A producer is a token entry and a client id, so that nobody makes another's message a duplicate;
+    a client without an id is known by its connection.
+    """
     if not message.id or producer is None:
         return ""
-    return f"{producer.client_id or producer.number}\0{message.id}"
+    name = producer.client_id or str(producer.number)
+    return f"{producer.owner}\0{name}\0{message.id}"
 
 
 class Queues:

@@ -32,17 +32,38 @@ _ACK = cython.declare(cython.int, Flag.ACK)
 MIXED = -1
 
 
-def plain_run(table: FrameTable, start: cython.Py_ssize_t) -> int:
-    """Where the run of plain publishes that begins at row `start` ends."""
+def plain_run(table: FrameTable, start: cython.Py_ssize_t, sender: bytes) -> int:
+    """Return where the run of plain publishes that begins at row `start` ends.
+
+    A publish that names another source than its sender is not plain: it must not be forwarded or
+    stored as it came.
+    """
     row: cython.Py_ssize_t = start
     while (
         row < table.count
         and table.op[row] == _PUBLISH
         and not table.flags[row] & _SPECIAL
         and table.target_len[row] == 0
+        and (table.source_len[row] == 0 or _is_source(table, row, sender, len(sender)))
     ):
         row += 1
     return int(row)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _is_source(
+    table: FrameTable,
+    row: cython.Py_ssize_t,
+    sender: cython.p_const_uchar,
+    size: cython.Py_ssize_t,
+) -> cython.bint:
+    """Does a row name this sender as its source?"""
+    if table.source_len[row] != size:
+        return False
+    if table.source_at[row] < 0:
+        return equal(table.side.data, -1 - table.source_at[row], sender, 0, size)
+    return equal(table.source_p, table.source_at[row], sender, 0, size)
 
 
 def clear_flag(
@@ -61,6 +82,14 @@ def wants_ack(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_
     for row in range(start, end):
         flags |= table.flags[row]
     return bool(flags & _ACK)
+
+
+def end_of_likes(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> int:
+    """Return where the rows from `start` on end that want to be told, or do not, as it does."""
+    row: cython.Py_ssize_t = start + 1
+    while row < end and (table.flags[row] & _ACK) == (table.flags[start] & _ACK):
+        row += 1
+    return int(row)
 
 
 def wanting_ack(table: FrameTable, rows: cython.const[cython.int][::1]) -> array[int]:

@@ -127,7 +127,7 @@ class Session(ABC):
     def _walk(self, table: FrameTable, now: float) -> None:
         row = 0
         while row < table.count and not self.closed:
-            end = plain_run(table, row)
+            end = plain_run(table, row, self.client_id.encode())
             if end > row and self.accepts_publishes():
                 self.publish(table, row, end, now)
                 row = end

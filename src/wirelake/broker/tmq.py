@@ -193,7 +193,7 @@ class TmqSession(Session):
         if hops == 0:
             self.node.count_dropped("hops")
             return
-        inner = replace(inner, op="direct", target=message.target, ttl=hops)
+        inner = replace(inner, op="direct", source=self.client_id, target=message.target, ttl=hops)
         self.node.send_to_client(self, inner, now)
 
     def accept(self, message: Message) -> None:

@@ -189,7 +189,7 @@ def _read_again(server: Server, read: Callable[[], Settings] | None) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     """Let no other process use this folder; the system takes the lock back whatever happens."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700, parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EngineError(f"{folder}: {(error.strerror or str(error)).lower()}") from None

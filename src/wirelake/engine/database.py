@@ -378,6 +378,8 @@ class Database:
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database for reading and writing; a new one gets its tables."""
+    with contextlib.suppress(OSError):  # SQLite says it better
+        path.touch(0o600)  # its other files get the same mode
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
         db.execute(f"PRAGMA page_size = {PAGE}")

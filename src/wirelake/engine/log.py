@@ -102,7 +102,7 @@ class Log:
         self._suspect = False  # may the end of the last segment hold what was not written whole?
         with _mapped("the log cannot be opened"):
             if not folder.exists():
-                folder.mkdir(parents=True)
+                folder.mkdir(0o700, parents=True)
                 sync_folder(folder.parent)
             self._folder_lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -405,10 +405,11 @@ def _first_page(new: sqlite3.Connection, path: Path) -> bytes:
 
 def _make_image(path: Path, image: Path, first_page: bytes) -> None:
     """The damaged database with the frames of its WAL, and a first page that can be read."""
+    image.touch(0o600)
     if path.exists():
         shutil.copyfile(path, image)
     wal = _read_wal(path)
-    with image.open("r+b" if image.exists() else "w+b") as file:
+    with image.open("r+b") as file:
         if wal.frames:
             data = path.with_name(path.name + "-wal").read_bytes()
             for page, start, whole in wal.frames:

@@ -609,7 +609,7 @@ class Draft:
         self._path = path
         self._draft = path.with_name(path.name + DRAFT)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._file = os.open(self._draft, flags, 0o644)
+        self._file = os.open(self._draft, flags, 0o600)
         self.size = 0
 
     def __enter__(self) -> Draft:

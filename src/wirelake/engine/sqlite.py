@@ -134,7 +134,7 @@ class SqliteEngine(Engine):
     ) -> None:
         super().__init__()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise EngineError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
         self.statistics = Statistics()

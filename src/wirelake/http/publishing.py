@@ -61,6 +61,8 @@ class Publisher:
         """Publish one message; done when it is durable."""
 
         async def work() -> None:
+            if message.source:
+                self._node.clients.check_request(rights, message.source, time.monotonic())
             with _Sender(self._node, rights, peer, message.source) as sender:
                 self._node.check_publish(sender.session, message.address)
                 self._node.capture.check_disk()
