@@ -288,6 +288,9 @@ class Settings(_Table, frozen=True, kw_only=True):
     http: Annotated[
         str, _is("where HTTP listens, `https://HOST:PORT` with TLS; empty: nowhere")
     ] = f"{DEFAULT_HOST}:{HTTP_PORT}"
+    http_connections: Annotated[
+        int, _is("of HTTP at a time; beyond that, idle ones are closed", ge=8, le=1 << 20)
+    ] = 1024
     handshake_timeout: Annotated[
         float, _is("seconds of silence inside a handshake or a frame", gt=0)
     ] = 30.0

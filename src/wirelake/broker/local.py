@@ -105,11 +105,23 @@ class LocalSession(Session):
     def __init__(
         self, node: Node, link: LocalLink, rights: Rights, now: float, client_id: str = ""
     ) -> None:
+        if rights not in node.all_rights:  # they changed since the request came
+            current = node.succeeding_rights(rights)
+            if current is None:
+                raise RefusedError("unauthorized", "the token is not known")
+            rights = current
         super().__init__(node, link, FORM, now)
         self.dialect = DIALECT
         self.rights = rights
         self.client_id = client_id  # the source of what it publishes
         self.refusal: RefusedError | None = None
+        self.is_revoked = False
+
+    def revoke(self) -> None:
+        """End this session: whoever it belongs to has lost rights."""
+        self.refusal = RefusedError("unauthorized", "the rights of this token have changed")
+        self.is_revoked = True
+        self.close("its rights have changed")
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """Remember why something was not done; the first reason counts."""

@@ -120,6 +120,7 @@ class Node:
         self.rights_of_strangers: Rights = all_rights()
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
+        self.succeeding_rights: Callable[[Rights], Rights | None] = lambda rights: rights
         self.unsettled: dict[KoboldSession, float] = {}
         self.now = 0.0  # the latest time that anybody told
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
@@ -127,6 +128,8 @@ class Node:
         self._latest = max((one.last_time for one in engine.positions()), default=0)
         for text in engine.damage:  # it was logged when it was found
             self._remember("damage", "the disk", text)
+        self._damage_told = len(engine.damage)
+        self._trouble_told = ""
         self._swept = 0.0
         self._topics: FilterIndex[Session] = FilterIndex()
         self._audiences: list[Audience] = []
@@ -603,6 +606,7 @@ class Node:
         self.store.tick(now)
         self.queues.tick(now)
         self.flow.tick(now)
+        self._tell_of_disk()
         for session, due in list(self.unsettled.items()):
             if due <= now:
                 del self.unsettled[session]
@@ -611,6 +615,18 @@ class Node:
             self._swept = now
             for each in list(self.sessions):
                 each.tick(now)
+
+    def _tell_of_disk(self) -> None:
+        """Make events of trouble that begins or ends, and of damage that was found meanwhile."""
+        damage = self.engine.damage
+        while self._damage_told < len(damage):
+            self._damage_told += 1
+            self.event("damage", "the disk", damage[self._damage_told - 1])
+        trouble = self.engine.trouble
+        if bool(trouble) != bool(self._trouble_told):
+            kind, text = ("trouble", trouble) if trouble else ("recovered", "writing works again")
+            self.event(kind, "the disk", text)
+            self._trouble_told = trouble
 
     def close(self, sessions: Iterable[Session] | None = None) -> None:
         """Say goodbye to everybody."""

@@ -37,6 +37,7 @@ class Rights:
     declare: tuple[str, ...] = ()
     clients: tuple[str, ...] = ("#",)  # the client ids that they may claim
     admin: bool = False
+    key: str = ""  # the hash of the token; empty for those without one
     is_open: bool = False  # everybody's, where no tokens are configured
     routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
 

@@ -23,6 +23,7 @@ from wirelake.config import Settings, read_settings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import EngineError, WirelakeError
 from wirelake.http.server import HttpServer
+from wirelake.net.descriptors import for_http
 from wirelake.net.server import Server, open_engine
 
 log = logging.getLogger("wirelake")
@@ -151,7 +152,11 @@ async def _serve(server: Server, settings: Settings, read: Callable[[], Settings
             typer.echo(f"listening on {listener}")
         if settings.http:
             http = HttpServer(
-                server.node, settings.http, tls=server.tls, insecure=settings.insecure
+                server.node,
+                settings.http,
+                tls=server.tls,
+                insecure=settings.insecure,
+                connections=for_http(settings.http_connections),
             )
             typer.echo(f"listening on {await http.start()}")
         _collect_seldom()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from wirelake.config import QueueSettings
@@ -90,12 +90,16 @@ class Engine(ABC):
     log_id: str = ""
     #: Why nothing can be written now, or nothing.
     trouble: str = ""
-    #: What was found damaged when it was opened, and what became of it.
-    damage: Sequence[str] = ()
 
     def __init__(self) -> None:
+        #: What was found damaged, and what became of it: as it was opened, or as it was read.
+        self.damage: list[str] = []
         #: Called at the end of a turn that `touch` has begun, before it can become durable.
         self.gather: Callable[[], object] = lambda: None
+
+    def set_aside(self, what: str, raw: bytes, error: Exception) -> None:
+        """Keep bytes that were stored and cannot be decoded, if this engine can; report them."""
+        self.damage.append(f"{what} cannot be read: {error}")
 
     # The data store
 

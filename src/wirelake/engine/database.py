@@ -18,7 +18,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +125,11 @@ _CHECKPOINT = 2000
 
 #: What one statement takes.
 Load = list[str | bytes | None]
+
+#: Keeps what cannot be decoded: what it is, its bytes, and what is wrong with it.
+SetAside = Callable[[str, bytes, Exception], None]
+#: What a value raises that cannot be decoded.
+UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError)
 
 #: Sequences above the last one that was found may have been used, so many at most.
 LEAP = 1_000_000
@@ -252,16 +257,31 @@ class Database:
         """Make changes durable, all or none of them: those up to this number."""
         self._take(_loads(changes), number)
 
-    def replay(self, loads: Iterable[bytes | memoryview], number: int) -> None:
-        """Take in what is in the log and not here, up to this number."""
-        self._take(map(_decode_load, loads), number)
+    def replay(self, loads: Iterable[bytes | memoryview], number: int, set_aside: SetAside) -> None:
+        """Take in what is in the log and not here, up to this number.
+
+        A load that cannot be decoded, or that SQLite refuses, is set aside.
+        """
+        with translated(self._path), transaction(self._writer):
+            for load in loads:
+                self._writer.execute("SAVEPOINT load")
+                try:
+                    self._writer.execute(_INSERT, _decode_load(load))
+                except (*UNREADABLE, sqlite3.IntegrityError, sqlite3.ProgrammingError) as error:
+                    self._writer.execute("ROLLBACK TO load")
+                    set_aside("a change of queues and keys", bytes(load), error)
+                self._writer.execute("RELEASE load")
+            self._set_applied(number)
 
     def _take(self, loads: Iterable[Load], number: int | None) -> None:
         with translated(self._path), transaction(self._writer):
             for load in loads:
                 self._writer.execute(_INSERT, load)
             if number is not None:
-                self._writer.execute(_SET_APPLIED, (number, applied_crc(number)))
+                self._set_applied(number)
+
+    def _set_applied(self, number: int) -> None:
+        self._writer.execute(_SET_APPLIED, (number, applied_crc(number)))
 
     def applied(self) -> int | None:
         """The number of the last load that has come from the log, if that is known."""
@@ -282,44 +302,72 @@ class Database:
         if missing:
             self.commit(declared)
 
-    def queues(self) -> Iterator[tuple[QueueSettings, int]]:
-        """Every queue, and its next sequence."""
-        with translated(self._path):
-            for settings, following in self._reader.execute("SELECT settings, next FROM queues"):
-                yield _decode_settings(settings), following
+    def queues(self, set_aside: SetAside) -> Iterator[tuple[QueueSettings, int]]:
+        """Every queue, and its next sequence.
 
-    def stored(self, queue: str) -> Iterator[Stored]:
-        """The messages of a queue, in the order of their sequences."""
+        Settings that cannot be decoded are set aside, and that queue has the defaults.
+        """
+        with translated(self._path):
+            for name, text, following in self._reader.execute(
+                "SELECT name, settings, next FROM queues"
+            ):
+                try:
+                    settings = _decode_settings(text)
+                    if settings.name != name:
+                        raise ValueError(f"they are those of {settings.name}")
+                except UNREADABLE as error:
+                    set_aside(f"the settings of the queue {name}", _raw(text), error)
+                    settings = QueueSettings(name)
+                yield settings, following
+
+    def stored(
+        self, queue: str, set_aside: Callable[[int, bytes, Exception], None]
+    ) -> list[Stored]:
+        """The messages of a queue, in the order of their sequences.
+
+        `set_aside` gets the sequence and the bytes of each one that cannot be decoded.
+        """
+        found = []
         with translated(self._path):
             for sequence, attempts, expires, due, fields, payload in self._reader.execute(
                 "SELECT sequence, attempts, expires, due, fields, payload FROM messages"
                 " WHERE queue = ? ORDER BY sequence",
                 (queue,),
             ):
-                yield Stored(
-                    queue,
-                    sequence,
-                    _message(_decode_fields(fields), payload),
-                    attempts,
-                    expires / 1e6,
-                    due / 1e6,
-                )
+                try:
+                    message = _message(_decode_fields(fields), payload)
+                    found.append(
+                        Stored(queue, sequence, message, attempts, expires / 1e6, due / 1e6)
+                    )
+                except UNREADABLE as error:
+                    set_aside(sequence, _raw(fields) + b"\n" + _raw(payload), error)
+        return found
 
-    def ids(self, queue: str) -> Iterator[tuple[str, float]]:
+    def ids(self, queue: str, set_aside: SetAside) -> list[tuple[str, float]]:
         """The ids that are remembered for a queue, the oldest first."""
+        found = []
         with translated(self._path):
             for identity, until in self._reader.execute(
                 "SELECT id, until FROM ids WHERE queue = ? ORDER BY until", (queue,)
             ):
-                yield identity.decode(errors="surrogatepass"), until / 1e6
+                try:
+                    found.append((identity.decode(errors="surrogatepass"), until / 1e6))
+                except UNREADABLE as error:
+                    set_aside(f"a message id of the queue {queue}", _raw(identity), error)
+        return found
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self, set_aside: SetAside) -> list[Entry]:
         """Every key's latest state."""
+        found = []
         with translated(self._path):
             for key, revision, value, expires in self._reader.execute(
                 "SELECT key, revision, value, expires FROM entries"
             ):
-                yield Entry(key, revision, value, expires / 1e6)
+                try:
+                    found.append(Entry(key, revision, value, expires / 1e6))
+                except UNREADABLE as error:
+                    set_aside(f"the key {key}", _raw(value), error)
+        return found
 
     def close(self) -> None:
         """Carry the WAL over into the tables, and let go."""
@@ -502,6 +550,11 @@ class _Load:
         """What the statement takes; what has no rows is NULL."""
         parts = [_encode(rows).decode() if rows else None for rows in self.rows.values()]
         return [*parts, b"".join(self._data)]
+
+
+def _raw(value: object) -> bytes:
+    """A value of a row as bytes, whatever it is."""
+    return value if isinstance(value, bytes) else str(value).encode(errors="surrogatepass")
 
 
 def _microseconds(seconds: float) -> int:

@@ -472,6 +472,13 @@ class Log:
         for segment in old:
             segment.delete()
 
+    def is_deleted(self) -> bool:
+        """Has somebody deleted the file that is written to? For any thread."""
+        try:
+            return os.fstat(self._file).st_nlink == 0
+        except OSError:  # another one is begun just now
+            return False
+
     def close(self) -> None:
         """Make everything durable, and let go."""
         try:

@@ -7,11 +7,16 @@ if the shared-memory file that the dead process left says so.
 
 If something is wrong, a new database is made of all rows that can be read and whose checksums hold.
 The damaged files are set aside under another name, untouched, and what happened is told. Should we
-be killed meanwhile, either the old files are still there, or the new one is complete.
+be killed meanwhile, either the old files are still there, or the new one is complete. If not even
+that works, the new database is empty, and gets what the log has.
+
+A row that is as it was written, but that this program cannot decode, is no damage of the file:
+`Aside` keeps its bytes, and the rest is loaded.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import logging
 import os
@@ -71,7 +76,56 @@ _KEYS = {
     "applied": "id",
 }
 
+#: The type of each column; `_Text` and bytes tell text from blobs.
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("queue", "name", "key", "settings", "fields"), bytes),
+    **dict.fromkeys(("next", "sequence", "attempts", "expires", "due", "crc", "until"), int),
+    **dict.fromkeys(("revision", "number"), int),
+    "id": (bytes, int),
+    "payload": bytes,
+    "value": (bytes, type(None)),
+}
+_TEXTS = ("queue", "name", "key", "settings", "fields")
+
+#: What a value of the wrong type or kind raises while a row is checked.
+_WRONG = (TypeError, ValueError, OverflowError)
+
+#: Rows that cannot be decoded get a line in the broker's log each, up to this many.
+MOST_LINES = 100
+
 Row = tuple[object, ...]
+
+
+class _Text(bytes):
+    """Text of a database, as bytes: damaged text is not always UTF-8."""
+
+
+class Aside:
+    """Keeps what cannot be decoded in a file of JSON lines, and reports it in `damage`."""
+
+    def __init__(self, folder: Path, damage: list[str]) -> None:
+        self._folder = folder
+        self._damage = damage
+        self._path: Path | None = None
+        self._count = 0
+
+    def __call__(self, what: str, raw: bytes, error: Exception) -> None:
+        """Keep these bytes, of which `what` says what they are; the error says what is wrong."""
+        if self._path is None:
+            self._path = _free_name(self._folder / "broker.db", ".jsonl")
+        line = {"what": what, "error": str(error), "base64": base64.b64encode(raw).decode()}
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._count += 1
+        if self._count > MOST_LINES:
+            return
+        text = f"{what} cannot be read: {error}; kept in {self._path.name}"
+        if self._count == MOST_LINES:
+            text += ", as are those that follow"
+        log.error("%s", text)
+        self._damage.append(text)
 
 
 def open_database(path: Path, damage: list[str], *, used: bool = False) -> Database:
@@ -91,6 +145,23 @@ def open_database(path: Path, damage: list[str], *, used: bool = False) -> Datab
     return Database(path)
 
 
+def open_empty_database(path: Path, damage: list[str], error: Exception) -> Database:
+    """Set a database aside that cannot be used, which `error` says, and open an empty one."""
+    text = f"{path.name} was damaged: {error}; {_replace(path, empty=True)}"
+    log.error("%s", text)
+    damage.append(text)
+    return Database(path)
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Does an error mean that a file is not what it should be? A full disk, say, does not."""
+    if isinstance(error, EngineError):
+        return is_damage(error.__cause__)
+    if isinstance(error, sqlite3.Error):
+        return _is_damage(error)
+    return isinstance(error, (*_WRONG, msgspec.MsgspecError))
+
+
 # What is wrong
 
 
@@ -104,11 +175,13 @@ def _problem(path: Path, used: bool) -> str:
     with translated(path):
         db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            db.text_factory = bytes
+            db.text_factory = _Text
             return _problem_of_pages(db, path) or _problem_of_rows(db)
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise
+            return str(error)
+        except _WRONG as error:
             return str(error)
         finally:
             db.close()
@@ -121,6 +194,9 @@ def _is_damage(error: sqlite3.Error) -> bool:
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_ERROR,  # a table is not there
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
     )
 
 
@@ -152,7 +228,10 @@ def _problem_of_rows(db: sqlite3.Connection) -> str:
 
 
 def _is_whole(table: str, row: Row) -> bool:
-    """Is a row what was written? Text has to be given as bytes."""
+    """Is a row what was written? Text has to be given as `_Text`."""
+    for name, value in zip(_TABLES[table].split(", "), row, strict=True):
+        if not isinstance(value, _TYPES[name]) or isinstance(value, _Text) != (name in _TEXTS):
+            return False
     checks: dict[str, Callable[..., bool]] = {
         "queues": lambda name, following, settings, crc: (
             crc == queue_crc(name, following, settings)
@@ -168,7 +247,7 @@ def _is_whole(table: str, row: Row) -> bool:
     }
     try:
         return checks[table](*row)
-    except TypeError:  # not even the types are right
+    except _WRONG:
         return False
 
 
@@ -261,8 +340,11 @@ def _committed_frames(path: Path, salts: tuple[int, int] | None) -> int:
 # What can be read
 
 
-def _replace(path: Path) -> str:
-    """Make a new database of what can be read of a damaged one; how that went."""
+def _replace(path: Path, *, empty: bool = False) -> str:
+    """Make a new database of what can be read of a damaged one; how that went.
+
+    `empty`: of nothing.
+    """
     image, partial = path.with_name(path.name + ".image"), path.with_name(path.name + ".partial")
     for leftover in (image, partial, *(path.with_name(partial.name + e) for e in ("-wal", "-shm"))):
         leftover.unlink(missing_ok=True)
@@ -270,11 +352,18 @@ def _replace(path: Path) -> str:
         new = connect(partial)
         try:
             first_page = _first_page(new, partial)
-            _make_image(path, image, first_page)
-            found = _copy(image, new)
+            if empty:
+                found = "nothing of it was read"
+            else:
+                _make_image(path, image, first_page)
+                found = _copy(image, new)
+        except (sqlite3.Error, *_WRONG) as error:
+            if not is_damage(error):
+                raise
+            found = f"nothing of it can be read ({error})"  # the transaction was rolled back
         finally:
             new.close()
-    image.unlink()
+    image.unlink(missing_ok=True)
     _sync(partial)
     partial.rename(path.with_name(path.name + ".new"))
     _sync(path.parent)
@@ -286,11 +375,7 @@ def _finish(path: Path) -> str:
     new = path.with_name(path.name + ".new")
     if not new.exists():
         return ""
-    name = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
-    aside, number = path.with_name(name), 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{name}-{number}")
+    aside = _free_name(path)
     for ending in ("", "-wal"):
         old = path.with_name(path.name + ending)
         if old.exists():
@@ -299,6 +384,16 @@ def _finish(path: Path) -> str:
     new.rename(path)
     _sync(path.parent)
     return aside.name
+
+
+def _free_name(path: Path, ending: str = "") -> Path:
+    """A name, with the time in it, for what is set aside of a file; what was before stays."""
+    name = f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}"
+    aside, number = path.with_name(name + ending), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{name}-{number}{ending}")
+    return aside
 
 
 def _first_page(new: sqlite3.Connection, path: Path) -> bytes:
@@ -332,7 +427,7 @@ def _make_image(path: Path, image: Path, first_page: bytes) -> None:
 def _copy(image: Path, new: sqlite3.Connection) -> str:
     """Copy the rows that can be read; how many."""
     old = sqlite3.connect(f"{image.absolute().as_uri()}?immutable=1", uri=True)
-    old.text_factory = bytes
+    old.text_factory = _Text
     kept = dict.fromkeys(_TABLES, 0)
     broken = 0
     last: dict[object, int] = {}
@@ -353,7 +448,7 @@ def _copy(image: Path, new: sqlite3.Connection) -> str:
                         f"INSERT OR IGNORE INTO {table} ({columns}) VALUES ({marks})", values
                     ).rowcount
                     if table in ("queues", "messages"):
-                        assert isinstance(row[1], int)
+                        assert isinstance(row[1], int)  # since the row is whole
                         last[values[0]] = max(last.get(values[0], 0), row[1])
             _declare(new, last)
     finally:
@@ -366,8 +461,7 @@ def _copy(image: Path, new: sqlite3.Connection) -> str:
 
 def _text(columns: str, position: int, value: object) -> object:
     """A value as its column has it: text, or what it is."""
-    name = columns.split(", ")[position]
-    is_text = name in ("queue", "name", "key", "settings", "fields")
+    is_text = columns.split(", ")[position] in _TEXTS
     return value.decode() if is_text and isinstance(value, bytes) else value
 
 
@@ -406,8 +500,8 @@ def _around(db: sqlite3.Connection, queue: object) -> Iterator[Row]:
     while True:
         try:
             for row in db.execute(f"{select} ORDER BY sequence", (queue, sequence)):
-                assert isinstance(row[1], int)
-                sequence = row[1]
+                if isinstance(row[1], int):
+                    sequence = row[1]
                 yield row
             return
         except sqlite3.DatabaseError:
@@ -434,7 +528,11 @@ def _beyond(db: sqlite3.Connection, queue: object, sequence: int) -> int | None:
         except sqlite3.DatabaseError:
             leap *= 2
         else:
-            return None if found is None else int(found[0])
+            if found is None:
+                return None
+            if isinstance(found[0], int) and found[0] > sequence:
+                return found[0]
+            leap *= 2  # a number whose type is damaged comes after all others
     return None
 
 

@@ -49,7 +49,7 @@ from wirelake.engine.base import (
 from wirelake.engine.database import LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention
-from wirelake.engine.salvage import open_database
+from wirelake.engine.salvage import Aside, is_damage, open_database, open_empty_database
 from wirelake.engine.tables import Tables, at_last
 from wirelake.errors import EngineError
 from wirelake.wire import FrameTable
@@ -66,6 +66,9 @@ BLOCK = 1 << 16
 #: How often the log is tidied (seconds), and how much the thread that does it yields to others.
 TIDY = 60.0
 NICENESS = 10
+
+#: How often the data directory is looked at (seconds): somebody may delete or replace it.
+WATCH = 0.25
 
 #: Upper bounds of the classes that commits are counted in (seconds); the last class has none.
 BOUNDS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -136,7 +139,7 @@ class SqliteEngine(Engine):
             raise EngineError(f"{folder}: {(error.strerror or str(error)).lower()}") from None
         self.statistics = Statistics()
         self.retention = retention  # of the log; may be set anew
-        self.damage: list[str] = []
+        self._aside = Aside(folder, self.damage)
         # The log is made after the database: where it is, the other has been, too.
         self._database = open_database(
             folder / "broker.db", self.damage, used=(folder / "log").exists()
@@ -153,9 +156,16 @@ class SqliteEngine(Engine):
             self._database.close()
             raise
         try:
-            self._number = self._replay(repair=is_repaired)  # of the last changes
-            self._queues = self._reserve_sequences()
+            try:
+                self._load(repair=is_repaired)
+            except EngineError as error:
+                if not is_damage(error):
+                    raise
+                self._database.close()
+                self._database = open_empty_database(folder / "broker.db", self.damage, error)
+                self._load(repair=True)
             self.damage += self._log.damage
+            self._log.damage = self.damage  # what is found later is told, too
         except BaseException:
             self._log.close()
             self._database.close()
@@ -163,7 +173,9 @@ class SqliteEngine(Engine):
         if capture:
             self.partitions = self._log.partitions
             self.log_id = self._log.id
-        self._troubles = {"log": "", "tables": ""}
+        self._troubles = {"folder": "", "log": "", "tables": ""}
+        self._places = {path: _identity(path) for path in (folder, folder / "log")}
+        self._places[folder / "broker.db"] = _identity(folder / "broker.db")
         self._loop = loop
         self._lock = threading.Lock()
         self._open = _Batch(1)
@@ -179,9 +191,19 @@ class SqliteEngine(Engine):
         self._threads = [
             threading.Thread(target=self._write, name="wirelake-writer", daemon=True),
             threading.Thread(target=self._tidy, name="wirelake-tidy", daemon=True),
+            threading.Thread(target=self._watch, name="wirelake-watch", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
+
+    def _load(self, *, repair: bool) -> None:
+        """Let database and log agree, and learn which queues there are."""
+        self._number = self._replay(repair=repair)  # of the last changes
+        self._queues = self._reserve_sequences()
+
+    def set_aside(self, what: str, raw: bytes, error: Exception) -> None:
+        """Keep bytes that were stored and cannot be decoded in a file, and report them."""
+        self._aside(what, raw, error)
 
     def _replay(self, *, repair: bool) -> int:
         """Bring into the database what only the log has; the number of the last changes.
@@ -204,7 +226,7 @@ class SqliteEngine(Engine):
                 begin -= 1
             numbers = found[begin:]
         last = max([applied or 0, *numbers])
-        self._database.replay(self._log.changes(numbers), last)
+        self._database.replay(self._log.changes(numbers), last, self.set_aside)
         if repair:
             self._database.declare_missing()
         return last
@@ -213,7 +235,7 @@ class SqliteEngine(Engine):
         """The queues that are there, with sequences that nobody has used before or will again."""
         queues = {
             settings.name: _Queue(settings, following, fresh=False)
-            for settings, following in self._database.queues()
+            for settings, following in self._database.queues(self.set_aside)
         }
         reserved = Changes()
         for queue in queues.values():
@@ -232,7 +254,7 @@ class SqliteEngine(Engine):
     def entries(self) -> Iterable[Entry]:
         """Every key's latest state; waits for what is being written."""
         self._settle()
-        return list(self._database.entries())
+        return self._database.entries(self.set_aside)
 
     def write_entry(self, entry: Entry) -> None:
         """Keep a key's latest state."""
@@ -268,7 +290,16 @@ class SqliteEngine(Engine):
         if queue not in self._queues or self._queues[queue].fresh:
             return []
         self._settle()
-        return list(self._database.stored(queue))
+        unreadable: list[int] = []
+
+        def set_aside(sequence: int, raw: bytes, error: Exception) -> None:
+            self.set_aside(f"message {sequence} of the queue {queue}", raw, error)
+            unreadable.append(sequence)
+
+        found = self._database.stored(queue, set_aside)
+        for sequence in unreadable:
+            self.drop(queue, sequence)
+        return found
 
     def put(self, stored: Stored) -> None:
         """Keep a message."""
@@ -310,7 +341,7 @@ class SqliteEngine(Engine):
         if queue not in self._queues or self._queues[queue].fresh:
             return []
         self._settle()
-        return list(self._database.ids(queue))
+        return self._database.ids(queue, self.set_aside)
 
     def _known(self, name: str) -> _Queue:
         queue = self._queues.get(name)
@@ -517,6 +548,8 @@ class SqliteEngine(Engine):
 
     def _commit(self, batch: _Batch) -> None:
         """Make a batch durable."""
+        if text := self._troubles["folder"]:
+            raise EngineError(text, retriable=True)  # what is written there now is lost
         begun = time.perf_counter()
         statistics, rows, logged = self.statistics, len(batch.changes), self.backlog
         if not rows:
@@ -542,6 +575,31 @@ class SqliteEngine(Engine):
                 self._log.tidy(time.time(), self.retention)
             except EngineError as error:
                 log.warning("the log could not be tidied: %s", error)
+
+    def _watch(self) -> None:
+        """Notice that the data directory, or a file in use, was deleted or replaced."""
+        while not self._closing.wait(WATCH):
+            text = self._missing()
+            if text != self._troubles["folder"]:
+                self._tell("folder", text)
+
+    def _missing(self) -> str:
+        """What was deleted or replaced, or nothing."""
+        for path, known in self._places.items():
+            if (found := _identity(path)) != known:
+                return f"{path} was {'deleted' if found is None else 'replaced'} while it was used"
+        if self._log.is_deleted():
+            return "a file of the log was deleted while it was used"
+        return ""
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file or folder from any other of the same name; None where it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _check_name(name: str) -> None:

@@ -15,6 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from wirelake import __version__
 from wirelake.address import check_filter, check_topic
@@ -25,6 +26,7 @@ from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
 from wirelake.http.exchange import (
     Doorman,
+    Protection,
     RangeError,
     Stream,
     answer,
@@ -50,7 +52,7 @@ from wirelake.http.ledger import Ledger
 from wirelake.http.log import Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
-from wirelake.http.publishing import Events, Publisher
+from wirelake.http.publishing import Events, Publisher, Reader
 from wirelake.http.rows import read_rows
 from wirelake.message import Message
 
@@ -100,6 +102,11 @@ class Api:
         """The interface, for people."""
         query(request)
         return HTMLResponse(_page("HTTP interface", _operations(description())))
+
+    async def style(self, request: Request) -> Response:
+        """How these pages look."""
+        query(request)
+        return Response(_STYLE, media_type="text/css")
 
     async def openapi(self, request: Request) -> Response:
         """The interface, for programs."""
@@ -217,8 +224,8 @@ class Api:
         if one(found, "limit"):
             limit = number(one(found, "limit"), "limit")
         selection = select(rights, found.get("filter", []), columns, limit)
-        positions = await self._gate.ask(self._node.engine.positions)
         wanted = number(path_part(request, "partition"), "the partition")
+        positions = await self._gate.ask(self._node.engine.positions)
         if wanted >= len(positions):
             raise RefusedError("not_found", f"the log has {len(positions)} partitions")
         id = self._node.engine.log_id
@@ -229,7 +236,9 @@ class Api:
         if limit < 0 or not (selection.pattern or selection.ops):
             headers["Wirelake-Next"] = str(stop)
         pieces = parts(self._node.engine, wanted, start, stop, selection)
-        return Stream(stream(pieces, self._executor), headers, ARROW, bool)
+        reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
+        content = reader.checked(stream(pieces, self._executor))
+        return Stream(content, headers, ARROW, lambda: self._gate.tell(reader.close))
 
     async def _range(
         self, found: dict[str, list[str]], position: Position, selection: Selection
@@ -260,6 +269,7 @@ def routes(api: Api) -> list[Resource]:
     return [
         Resource("/", GET=api.about),
         Resource("/docs", GET=api.docs),
+        Resource("/docs.css", GET=api.style),
         Resource("/openapi.json", GET=api.openapi),
         Resource("/healthz", GET=admin.health),
         Resource("/metrics", GET=api.metrics),
@@ -299,7 +309,7 @@ class Resource(Route):
         return await endpoint(request)
 
 
-def application(api: Api, *, local: bool) -> Starlette:
+def application(api: Api, *, local: bool) -> ASGIApp:
     """The application; `local`: only this machine can reach it."""
     app = Starlette(
         routes=routes(api),
@@ -313,7 +323,7 @@ def application(api: Api, *, local: bool) -> Starlette:
         },
     )
     app.router.redirect_slashes = False
-    return app
+    return Protection(app)  # outside of all else, so that answers to failures have the headers, too
 
 
 _ABOUT = f"""
@@ -325,6 +335,13 @@ a columnar log. This is version {__version__}.</p>
 <li><a href="/v1/addresses">Addresses</a>, <a href="/v1/queues">queues</a>,
 <a href="/v1/store">keys</a>, <a href="/v1/log">the log</a></li>
 </ul>
+"""
+
+
+_STYLE = """\
+body { font: 16px/1.5 system-ui; max-width: 45em; margin: 2em auto; padding: 0 1em }
+dt { margin-top: .7em }
+small { color: #666 }
 """
 
 
@@ -345,7 +362,6 @@ def _page(title: str, content: str) -> str:
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        "<style>body{font:16px/1.5 system-ui;max-width:45em;margin:2em auto;padding:0 1em}"
-        "dt{margin-top:.7em}small{color:#666}</style>"
+        '<link rel="stylesheet" href="/docs.css">'
         f"<title>{heading}</title><h1>{heading}</h1>{content}</html>"
     )

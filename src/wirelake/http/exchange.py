@@ -11,6 +11,7 @@ import asyncio
 import base64
 import ipaddress
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
@@ -19,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as ASGIMessage
 
 from wirelake.broker.rights import Rights
 from wirelake.engine.base import Position
@@ -41,6 +43,31 @@ STATUSES = {
     "busy": 503,
     "closed": 503,
 }
+
+#: What a page of ours may load: files of this server, and nothing written into the page itself.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "manifest-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+#: Headers of every answer, whatever it is: any of them may be shown by a browser.
+PROTECTION = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
 
 #: A client may pause so long within a body (seconds).
 PATIENCE = 30.0
@@ -125,10 +152,15 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
     return refused("closed", "the client went away", 503)
 
 
+class CutOffError(Exception):
+    """An answer that has begun must not go on: the connection is cut off in the middle of it."""
+
+
 class Stream(StreamingResponse):
     """An answer of which nobody knows how long it is; `ended` is called in any case.
 
-    A client that asks for its head alone gets that.
+    A client that asks for its head alone gets that. Where the content raises CutOffError, the
+    connection ends without an end of the answer, so that nobody takes what came for all of it.
     """
 
     def __init__(
@@ -138,12 +170,25 @@ class Stream(StreamingResponse):
         media_type: str,
         ended: Callable[[], object],
     ) -> None:
-        super().__init__(content, 200, headers, media_type)
-        self._content = content
+        self._content = self._until_cut_off(content)
+        super().__init__(self._content, 200, headers, media_type)
         self._ended = ended
+        self._cut_off: Callable[[], object] = bool
+
+    async def _until_cut_off(
+        self, content: AsyncGenerator[bytes | memoryview]
+    ) -> AsyncGenerator[bytes | memoryview]:
+        try:
+            async with aclosing(content):
+                async for piece in content:
+                    yield piece
+        except CutOffError:
+            self._cut_off()
+            await asyncio.Event().wait()  # until we hear that the connection is gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        self._cut_off = scope["cut_off"]
         try:
             if scope["method"] == "HEAD":
                 head = Response(None, self.status_code)
@@ -174,6 +219,26 @@ class Memory:
         self._held -= size
 
 
+class Protection:
+    """Adds the headers `PROTECTION` to every answer; those that an answer has already stay."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+
+        async def protect(message: ASGIMessage) -> None:
+            if message["type"] == "http.response.start":
+                given = list(message.get("headers", ()))
+                names = {name.lower() for name, _ in given}
+                given += [header for header in PROTECTION if header[0] not in names]
+                message = {**message, "headers": given}
+            await send(message)
+
+        await self._app(scope, receive, protect)
+
+
 class Doorman:
     """Lets requests in whose path is routed as it was sent, and that no web page made up.
 
@@ -197,6 +262,10 @@ class Doorman:
             if (origin and not _is_same(origin, host)) or (self._local and not _is_local(host)):
                 text = "requests of other web pages are not taken"
                 await refused("unauthorized", text, 403)(scope, receive, send)
+                return
+            if scope.get("is_full"):
+                text = "too many requests are under way (http_connections)"
+                await refused("busy", text)(scope, receive, send)
                 return
         try:
             await self._app(scope, receive, send)

@@ -58,12 +58,16 @@ class Ledger:
             self._revisions[entry.key] = entry.revision
             if entry.value is None:
                 continue
-            if entry.key.startswith(PRODUCER):
-                name = entry.key.removeprefix(PRODUCER)
-                self.producers[name] = msgspec.json.decode(entry.value, type=Producer)
-            else:
-                name = entry.key.removeprefix(PROGRESS)
-                self.queries[name] = msgspec.json.decode(entry.value, type=Progress)
+            try:
+                if entry.key.startswith(PRODUCER):
+                    name = entry.key.removeprefix(PRODUCER)
+                    self.producers[name] = msgspec.json.decode(entry.value, type=Producer)
+                else:
+                    name = entry.key.removeprefix(PROGRESS)
+                    self.queries[name] = msgspec.json.decode(entry.value, type=Progress)
+            except (msgspec.MsgspecError, ValueError) as error:
+                engine.set_aside(f"the entry {entry.key}", entry.value, error)
+                self._write(entry.key, None)
 
     def producer(self, name: str) -> Producer:
         """What a producer has done, perhaps nothing."""

@@ -168,6 +168,7 @@ _RAW: Json = {"type": "string", "format": "binary"}
 _PATHS: dict[str, Json] = {
     "/": {"get": _operation("about", "What this is.", {200: "text/html"})},
     "/docs": {"get": _operation("about", "This interface, for people.", {200: "text/html"})},
+    "/docs.css": {"get": _operation("about", "How these pages look.", {200: "text/css"})},
     "/openapi.json": {
         "get": _operation("about", "This interface, for programs.", {200: {"type": "object"}})
     },

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
+from contextlib import aclosing
 from urllib.parse import quote
 
 import msgspec
@@ -29,7 +30,7 @@ from wirelake.broker.queues import DELAY
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
-from wirelake.http.exchange import as_json
+from wirelake.http.exchange import CutOffError, as_json
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
 from wirelake.http.rows import CHUNK, Rows
@@ -126,6 +127,8 @@ class Publisher:
             sender.check_all(rows)
             done = 0
             for batch in rows.batches:
+                if sender.session.is_revoked:
+                    break
                 sender.publish(_with_ids(batch, ids, done) if ids else batch, self._table)
                 done += batch.num_rows
                 await asyncio.sleep(0)
@@ -295,6 +298,30 @@ class Events:
             except TimeoutError:
                 yield b": nothing new\n\n"
         yield b"event: end\ndata: {}\n\n"
+
+
+class Reader:
+    """A session for as long as a request reads the log, so that it ends with its rights."""
+
+    def __init__(self, node: Node, rights: Rights, peer: str) -> None:
+        """On the broker's thread: begin, unless the rights changed since the request came."""
+        if rights not in node.all_rights:
+            raise RefusedError("unauthorized", "the rights of this token have changed")
+        self._session = LocalSession(node, LocalLink(peer, bool), rights, time.monotonic())
+
+    def close(self) -> None:
+        """On the broker's thread: the request is done."""
+        self._session.lost("done")
+
+    async def checked(
+        self, content: AsyncGenerator[bytes | memoryview]
+    ) -> AsyncGenerator[bytes | memoryview]:
+        """The content, cut off where the rights to it are lost."""
+        async with aclosing(content):
+            async for piece in content:
+                if self._session.is_revoked:
+                    raise CutOffError
+                yield piece
 
 
 def _events(feed: Feed, frames: bytes) -> list[bytes]:

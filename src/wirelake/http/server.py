@@ -15,15 +15,18 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from wirelake.broker.node import Node
 from wirelake.errors import ConfigError
 from wirelake.http.app import Api, application
+from wirelake.http.exchange import PROTECTION
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
 
@@ -33,7 +36,9 @@ READ_TIMEOUT = 60.0
 #: How long requests may take to end when the server stops (seconds).
 GRACE = 3
 MAX_HEAD = 128 << 10
-MAX_CONNECTIONS = 1024
+#: Connections at a time, and which part of them is kept for `/healthz` while all others are busy.
+CONNECTIONS = 1024
+SPARE = 1 / 8
 
 log = logging.getLogger("wirelake.http")
 
@@ -48,8 +53,10 @@ class HttpServer:
         *,
         tls: ssl.SSLContext | None = None,
         insecure: bool = False,
+        connections: int = CONNECTIONS,
     ) -> None:
         self._node = node
+        self._connections = connections
         scheme, _, place = listen.rpartition("://")
         if scheme not in ("", "http", "https"):
             raise ConfigError("http", f"{listen}: this is HOST:PORT, or https://HOST:PORT")
@@ -81,7 +88,7 @@ class HttpServer:
         config = uvicorn.Config(
             application(self._api, local=is_local),
             loop="uvloop",
-            http=_Protocol,
+            http=partial(_Protocol, _Crowd(self._connections)),  # type: ignore[arg-type]  # it makes one
             ws="none",
             lifespan="off",
             log_config=None,
@@ -89,7 +96,6 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_graceful_shutdown=GRACE,
             ssl_context_factory=None if tls is None else lambda config, make: tls,
@@ -174,18 +180,93 @@ class _Connection(h11.Connection):
         return b"".join(pieces)
 
 
+class _Crowd:
+    """All connections: where there are too many, the one that was idle the longest goes.
+
+    A connection is busy from the head of a request to the end of its answer, and idle otherwise.
+    While nearly all are busy, every request but that for the health is refused.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._idle: dict[_Protocol, None] = {}  # the one that was idle the longest is first
+        self._busy: set[_Protocol] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Is there no room for one more request?"""
+        return len(self._busy) > self._most * (1 - SPARE)
+
+    def joined(self, connection: _Protocol) -> None:
+        """A client has connected."""
+        self._idle[connection] = None
+        if len(self._idle) + len(self._busy) > self._most:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
+
+    def changed(self, connection: _Protocol, *, busy: bool) -> None:
+        """A connection has become busy, or idle."""
+        if busy and connection in self._idle:
+            del self._idle[connection]
+            self._busy.add(connection)
+        elif not busy and connection in self._busy:
+            self._busy.discard(connection)
+            self._idle[connection] = None
+
+    def left(self, connection: _Protocol) -> None:
+        """A connection has ended."""
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+
+
 class _Protocol(H11Protocol):
     """A connection whose client may not keep us waiting for ever."""
 
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
 
+    def __init__(self, crowd: _Crowd, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._crowd = crowd
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client is there: the head of a request must follow."""
         super().connection_made(transport)
         self.conn = _Connection(h11.SERVER, MAX_HEAD)
         self.conn.transport = transport
+        self._app, self.app = self.app, self._serve
         self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
+        self._crowd.joined(self)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; the application has no part in it, so its headers come here."""
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"connection", b"close"),
+            *PROTECTION,
+        ]
+        for event in (
+            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+            h11.Data(data=msg.encode()),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event))
+        self.transport.close()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, with a way to cut its answer off."""
+        self._crowd.changed(self, busy=True)
+        if self._crowd.is_full and scope["raw_path"] != b"/healthz":
+            await self._app({**scope, "is_full": True}, receive, send)
+            self.transport.close()
+            return
+        await self._app({**scope, "cut_off": self.transport.abort}, receive, send)
+
+    def on_response_complete(self) -> None:
+        """An answer has been written; another request may follow."""
+        self._crowd.changed(self, busy=False)
+        super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come: a whole head, or a part of one."""
@@ -197,6 +278,7 @@ class _Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
+        self._crowd.left(self)
         self._forget_head()
         self.resume_writing()
         super().connection_lost(exc)

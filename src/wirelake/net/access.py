@@ -42,6 +42,12 @@ class Access:
         """The rights of the token of this name, for whoever has a certificate with it."""
         return self._by_name.get(name)
 
+    def succeeding(self, rights: Rights) -> Rights | None:
+        """The rights that the holders of older rights have here, None if their token has none."""
+        if not rights.key:
+            return self.strangers
+        return next((new for hash, new in self._by_hash if hash == rights.key), None)
+
     def of_session(self, session: Session, certificate: str) -> Rights | None:
         """The rights that a session that exists already has here, None if its token has none."""
         if certificate and session.token == f"certificate:{certificate}":
@@ -53,7 +59,7 @@ def _rights(token: TokenSettings) -> Rights:
     for kind in _KINDS:
         check_filters(f"tokens.{token.name}.{kind}", getattr(token, kind))
     filters = {kind: getattr(token, kind) for kind in _KINDS}
-    return Rights(token.name, **filters, admin=token.admin)
+    return Rights(token.name, **filters, admin=token.admin, key=token.hash)
 
 
 def check_filters(setting: str, filters: Sequence[str]) -> None:

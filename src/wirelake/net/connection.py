@@ -22,6 +22,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from wirelake.errors import ProtocolError
+from wirelake.net.descriptors import Descriptors
 from wirelake.wire import detect
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Hub:
         self.buffer = memoryview(bytearray(READ))
         self.connections: set[Connection] = set()
         self.emptied = asyncio.Event()  # set when the last of them has gone
+        self.descriptors = Descriptors(lambda text: node.event("descriptors", "the system", text))
         self.rights_of_certificate: Callable[[str], Rights | None] = lambda name: None
 
 
@@ -101,7 +103,11 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = _name(self._transport)
         self.certificate = _common_name(self._transport)
         self._transport.set_write_buffer_limits(high=self._hub.node.flow.outbox)
-        self._heard = time.monotonic()
+        self._heard = now = time.monotonic()
+        if not self._hub.descriptors.admit(len(self._hub.connections), now):
+            self._hub.node.counters["refused.descriptors"] += 1
+            self.abort()
+            return
         self._hub.connections.add(self)
         log.debug("%s: connected", self.peer)
 

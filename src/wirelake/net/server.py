@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from wirelake.broker.local import LocalSession
 from wirelake.broker.node import Node
 from wirelake.config import Listener, QueueSettings, Settings
 from wirelake.engine.base import Engine
@@ -104,6 +105,7 @@ class Server:
         elif any(listener.tls for listener in self.listeners):
             raise ConfigError("tls", "a +tls listener needs tls.cert and tls.key")
         self._patience = settings.handshake_timeout
+        self._hub.descriptors.share_out(settings.http_connections if settings.http else 0)
         node, limits, flow = self.node, settings.limits, settings.flow
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
@@ -136,6 +138,7 @@ class Server:
         node.tokens = access.of_token
         node.rights_of_strangers = access.strangers
         node.all_rights = access.all
+        node.succeeding_rights = access.succeeding
         self._hub.rights_of_certificate = access.of_certificate
         for connection in list(self._hub.connections):
             session = connection.session
@@ -147,6 +150,14 @@ class Server:
                 connection.end("its rights have changed")
             else:
                 session.rights = rights
+        for session in list(node.sessions):
+            if isinstance(session, LocalSession):
+                rights = access.succeeding(session.rights)
+                if rights is None or loses(session.rights, rights):
+                    log.info("%s: ended: its rights have changed", session.link.peer)
+                    session.revoke()
+                else:
+                    session.rights = rights
         node.forget_routes()
 
     async def start(self) -> list[Listener]:
@@ -228,6 +239,7 @@ class Server:
         """Look, now and then, for connections that keep us waiting."""
         if now - self._swept >= min(SWEEP, self._patience / 4):
             self._swept = now
+            self._hub.descriptors.check(now)
             for connection in list(self._hub.connections):
                 connection.check(now, self._patience)
 
