@@ -9,6 +9,7 @@ cannot claim an id. Only where no tokens are configured does silence free an id.
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,6 @@ class Clients:
         self._sessions: dict[str, list[Session]] = {}
         self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, until when
         self._reserved_for: dict[str, OrderedDict[str, None]] = {}  # by owner
-        self._made = 0
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._sessions
@@ -94,8 +94,9 @@ class Clients:
 
     def name(self, session: Session) -> None:
         """Give a session an id that the broker makes."""
-        while (made := f"client-{self._made}") in self._sessions or made in self._reserved:
-            self._made += 1
+        made = f"client-{session.number}"
+        while made in self._sessions or made in self._reserved:
+            made = f"client-{session.number}-{secrets.token_hex(4)}"
         self._assign(session, made)
 
     def leave(self, session: Session, now: float) -> None:
