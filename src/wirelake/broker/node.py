@@ -30,7 +30,15 @@ from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import DEAD, Queue, Queues
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.rights import Rights, all_rights
-from wirelake.broker.route import MIXED, Changed, gather, is_contiguous, span, wanting_ack, wants_ack
+from wirelake.broker.route import (
+    MIXED,
+    Changed,
+    gather,
+    is_contiguous,
+    span,
+    wanting_ack,
+    wants_ack,
+)
 from wirelake.broker.services import Services
 from wirelake.broker.session import Link, Session
 from wirelake.broker.store import Store

@@ -17,7 +17,7 @@ Times are the broker's own; what is kept by the engine is in seconds since 1970.
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING

@@ -31,6 +31,7 @@ class Quotas:
     all_streams: int = 100_000
     queues: int = 100_000
     keys: int = 1_000_000
+    key_bytes: int = 1 << 30
     deleted_keys: int = 10_000
 
     def check(self, kind: str, mine: int, in_all: int) -> None:
@@ -49,6 +50,16 @@ class Quotas:
             name = kind.removeprefix("all_")
             raise RefusedError(
                 "busy", f"the broker has {in_all} {name}, the most allowed (quotas.{kind})"
+            )
+
+    def check_room(self, kind: str, used: int, more: int) -> None:
+        """Refuse what takes more bytes than are left."""
+        most: int = getattr(self, kind)
+        if used + more > most:
+            raise RefusedError(
+                "busy",
+                f"the data store has {used} bytes of the {most} allowed (quotas.{kind}),"
+                f" and {more} more do not fit",
             )
 
     def check_levels(self, name: str) -> None:

@@ -50,7 +50,7 @@ class QueueSettings:
     content_type: int = 0
     dedup_window: float = 120.0  # seconds in which a message id is taken once
     max_messages: int = 1_000_000  # 0: no limit
-    max_bytes: int = 1 << 30  # of payloads; 0: no limit
+    max_bytes: int = 1 << 30  # of messages, headers and overhead included; 0: no limit
     keep_expired: bool = False  # a message past its ttl goes to the dead letters
 
 
@@ -120,7 +120,11 @@ class Engine(ABC):
 
     @abstractmethod
     def write_entry(self, entry: Entry) -> None:
-        """Keep a key's latest state."""
+        """Keep a key's latest state. Revisions count from 1."""
+
+    @abstractmethod
+    def drop_entry(self, key: str) -> None:
+        """Forget a key; does nothing where there is none."""
 
     # Queues
 

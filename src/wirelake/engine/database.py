@@ -104,11 +104,14 @@ CREATE TEMP TRIGGER take_changes INSTEAD OF INSERT ON changes BEGIN
     INSERT OR REPLACE INTO ids
         SELECT value->>0, value->>1, substr(new.data, value->>2, value->>3)
         FROM json_each(new.ids);
+    DELETE FROM entries WHERE key IN (
+        SELECT CAST(value->>0 AS TEXT) FROM json_each(new.entries) WHERE value->>1 = 0
+    );
     INSERT OR REPLACE INTO entries
         SELECT value->>0, value->>1, value->>2,
             CASE WHEN value->>4 < 0 THEN NULL ELSE substr(new.data, value->>3, value->>4) END,
             value->>5
-        FROM json_each(new.entries);
+        FROM json_each(new.entries) WHERE value->>1 > 0;
 END;
 """
 _COLUMNS = ("removed", "queues", "drops", "puts", "attempts", "stale", "ids", "entries")
@@ -125,6 +128,9 @@ _CHECKPOINT = 2000
 
 #: What one statement takes.
 Load = list[str | bytes | None]
+
+#: The revision that stands in a load for "this key is to be forgotten".
+DROPPED = 0
 
 #: Sequences above the last one that was found may have been used, so many at most.
 LEAP = 1_000_000

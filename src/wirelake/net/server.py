@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from wirelake.broker.node import Node
+from wirelake.broker.quotas import Quotas
 from wirelake.config import Listener, QueueEntry, Settings
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.engine.memory import MemoryEngine
@@ -110,6 +111,7 @@ class Server:
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
         )
+        node.quotas = Quotas(**msgspec.structs.asdict(settings.quotas))
         node.flow.outbox = flow.outbox
         node.flow.patience = flow.patience
         node.flow.window = flow.window
