@@ -59,6 +59,34 @@ class LimitSettings(_Table, frozen=True, kw_only=True):
     sequence: Annotated[int, _is("a multi-part sequence", ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
 
 
+class QuotaSettings(_Table, frozen=True, kw_only=True):
+    """How much one connection may have, and all of them together: what is more is refused."""
+
+    levels: Annotated[int, _is("levels of an address or a filter", ge=1, le=128)] = 32
+    subscriptions: Annotated[
+        int, _is("subscriptions of one connection, queues that it consumes included", ge=1)
+    ] = 10_000
+    all_subscriptions: Annotated[int, _is("subscriptions in all", ge=1)] = 1_000_000
+    services: Annotated[int, _is("addresses that one connection serves", ge=1)] = 1_000
+    all_services: Annotated[int, _is("the same in all", ge=1)] = 100_000
+    requests: Annotated[int, _is("requests of one connection without a reply", ge=1)] = 10_000
+    all_requests: Annotated[int, _is("the same in all", ge=1)] = 1_000_000
+    pulls: Annotated[int, _is("requests for queue messages of one connection that wait", ge=1)] = (
+        1_000
+    )
+    all_pulls: Annotated[int, _is("the same in all", ge=1)] = 100_000
+    watches: Annotated[int, _is("filters of keys that one connection watches", ge=1)] = 1_000
+    all_watches: Annotated[int, _is("the same in all", ge=1)] = 100_000
+    streams: Annotated[int, _is("byte streams of one connection", ge=1)] = 1_000
+    all_streams: Annotated[int, _is("ends of byte streams in all", ge=1)] = 100_000
+    queues: Annotated[int, _is("queues in all, those of dead letters not counted", ge=1)] = 100_000
+    keys: Annotated[int, _is("keys of the data store in all", ge=1)] = 1_000_000
+    key_bytes: Annotated[int, _is("bytes of all keys and their values", ge=1024)] = 1024 * _MEBIBYTE
+    deleted_keys: Annotated[int, _is("deleted keys whose last revision is remembered", ge=1)] = (
+        10_000
+    )
+
+
 class FlowSettings(_Table, frozen=True, kw_only=True):
     """What becomes of subscribers that read too slowly."""
 
@@ -144,7 +172,9 @@ class QueueSettings(_Table, frozen=True):
     max_messages: Annotated[int, _is("beyond which it is full; 0: no limit", ge=0, le=_LARGEST)] = (
         1_000_000
     )
-    max_bytes: Annotated[int, _is("of payloads, likewise", ge=0, le=_LARGEST)] = 1 << 30
+    max_bytes: Annotated[
+        int, _is("of messages with headers and overhead, likewise", ge=0, le=_LARGEST)
+    ] = 1 << 30
     keep_expired: Annotated[bool, _is("messages past their ttl become dead letters")] = False
 
     def __post_init__(self) -> None:
@@ -296,6 +326,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     ] = 30.0
     request_timeout: Annotated[float, _is("seconds that a reply may take", gt=0)] = 30.0
     limits: LimitSettings = LimitSettings()
+    quotas: QuotaSettings = QuotaSettings()
     flow: FlowSettings = FlowSettings()
     identity: IdentitySettings = IdentitySettings()
     mfp: MfpSettings = MfpSettings()

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
+from wirelake.broker.queues import size_of
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message
@@ -309,14 +310,15 @@ def test_a_delay_that_is_no_number_is_refused(desk: Desk) -> None:
 
 
 def test_a_full_queue_refuses_and_says_why(desk: Desk) -> None:
-    desk.node.queues.declare(QueueSettings("small", max_messages=2, max_bytes=10))
+    room = 2 * size_of(Message(id="q1", correlation_id="t")) + 8
+    desk.node.queues.declare(QueueSettings("small", max_messages=2, max_bytes=room))
     producer = desk.client("kobold-2")
     for payload in (b"12345", b"123456", b"12345", b""):
         producer.send(Message(op="enqueue", address="small", payload=payload, correlation_id="t"))
     answers = producer.take()
     assert [m.op for m in answers] == ["ok", "error", "ok", "error"]
     assert {m.headers["$code"] for m in answers if m.op == "error"} == {"busy"}
-    assert b"10 bytes" in answers[1].payload
+    assert f"{room} bytes".encode() in answers[1].payload
     assert b"2 messages" in answers[3].payload
 
 
@@ -327,7 +329,7 @@ def test_peek_takes_nothing_and_purge_takes_what_nobody_holds(desk: Desk) -> Non
     queue = desk.node.queues.get("jobs")
     assert [one.message.payload for one in queue.peek(1)] == [b"2"]
     assert queue.purge() == 2
-    assert (len(queue), queue.bytes) == (1, 1)
+    assert (len(queue), queue.bytes) == (1, size_of(queue._held[1].stored.message))
     assert desk.node.counters["dropped.purged"] == 2
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.http.house import House, arrow, rows
 from wirelake import connect_sync
+from wirelake.broker.queues import MESSAGE_OVERHEAD
 from wirelake.engine.memory import MemoryEngine
 
 
@@ -41,7 +42,7 @@ def test_metrics_count_what_happens(house: House) -> None:
     assert lines["wirelake_received_total"] == "2.0"
     assert lines['wirelake_clients{dialect="kobold-2"}'] == "1.0"
     assert lines['wirelake_queue_ready{queue="jobs"}'] == "1.0"
-    assert lines['wirelake_queue_bytes{queue="jobs"}'] == "5.0"
+    assert lines['wirelake_queue_bytes{queue="jobs"}'] == f"{MESSAGE_OVERHEAD + 7}.0"  # with its id
     assert float(lines["wirelake_commit_seconds_count"]) >= 2
     assert (
         lines['wirelake_commit_seconds_bucket{le="+Inf"}']

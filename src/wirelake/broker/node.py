@@ -18,7 +18,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeAlias
 
 from msgspec import structs
@@ -31,9 +31,11 @@ from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.mfp import MfpSession
 from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import Queue, Queues
+from wirelake.broker.quotas import Quotas
 from wirelake.broker.rights import Rights, all_rights
 from wirelake.broker.route import (
     MIXED,
+    Changed,
     end_of_likes,
     gather,
     is_contiguous,
@@ -68,8 +70,14 @@ SESSIONS: dict[str, type[Session]] = {
 
 #: Routes are forgotten beyond so many addresses: anybody can make up new ones.
 MAX_ROUTES = 200_000
-#: The same for audiences; those that nobody has any more are not looked for one by one.
-MAX_AUDIENCES = 100_000
+#: Audiences that no route has are looked for when all of them have this many members, or twice as
+#: many as were left the last time.
+MANY_MEMBERS = 100_000
+
+#: A session that ends has this many filters removed at once, and as many more with every tick.
+REMOVED_AT_ONCE = 500
+#: A list of queues on the wire has no more of them than this.
+LISTED_QUEUES = 1_000
 
 #: Where operators hear what happened (decision 43), and how many of these events are remembered.
 EVENTS = "$events"
@@ -90,6 +98,11 @@ class Audience:
     refusal: RefusedError | None = None
     queue: Queue | None = None
     captured: bool = False
+    key: _Key | None = None  # what tells it from all other audiences
+
+
+#: Stands in the place of an audience that was dropped.
+_NOBODY = Audience(-1)
 
 
 class Node:
@@ -104,6 +117,7 @@ class Node:
         epoch: float = 0.0,
     ) -> None:
         self.limits = limits
+        self.quotas = Quotas()
         self.counters: Counter[str] = Counter()
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
         # so there is one for each dialect that is scanned, and small ones for what is small.
@@ -132,12 +146,17 @@ class Node:
         self._trouble_told = ""
         self._swept = 0.0
         self._topics: FilterIndex[Session] = FilterIndex()
+        self._changed = Changed()
+        self._leaving: deque[tuple[Session, list[str]]] = deque()
         self._audiences: list[Audience] = []
         self._numbers: dict[_Key, int] = {}
+        self._free_numbers: list[int] = []
+        self._members = 0  # of all audiences
+        self._many_members = MANY_MEMBERS
         self._encoders: dict[str, Encoder] = {}
         self.capture = Capture(self)
         self.services = Services(self)
-        self.queues = Queues(self)
+        self.queues: Queues = Queues(self)
         self.store = Store(self)
         self.streams = Streams(self)
 
@@ -231,10 +250,9 @@ class Node:
         """A connection has ended: nothing is left of it but what must survive."""
         self.sessions.pop(session, None)
         self.clients.leave(session, self.now)
-        for filter in list(session.filters):
-            self._topics.remove(filter, session)
-            self.forget_routes(filter)
+        self._leaving.append((session, list(session.filters)))
         session.filters.clear()
+        self._remove_filters()
         self.services.left(session, self.now)
         self.store.left(session)
         self.streams.left(session, self.now)
@@ -242,6 +260,24 @@ class Node:
         self.flow.left(session, self.now)
         self.capture.left(session)
         self.counters["disconnects"] += 1
+
+    def _remove_filters(self) -> None:
+        """Remove some filters of the sessions that have ended; their messages go nowhere already.
+
+        Doing it for thousands of filters at once would keep everybody else waiting.
+        """
+        left = REMOVED_AT_ONCE
+        while self._leaving and left:
+            session, filters = self._leaving[0]
+            if not filters:
+                self._leaving.popleft()
+                for audience in list(session.audiences):
+                    self._drop_audience(audience)
+                continue
+            left -= 1
+            filter = filters.pop()
+            self._topics.remove(filter, session)
+            self.forget_routes(filter)
 
     def protocol_error(self, session: Session, error: ProtocolError) -> None:
         """A peer broke its grammar."""
@@ -266,17 +302,27 @@ class Node:
         if filter == EVENTS and not session.rights.admin:
             raise RefusedError("unauthorized", f"{EVENTS} is for operators")
         if filter in self.queues:
+            self._check_subscriptions(session, filter)
             session.consumes[filter] = None
             self.queues.open(filter).consume(session, prefetch, now)
             return
-        if self._topics.add(filter, session):
+        if filter not in session.filters:
+            self._check_subscriptions(session, filter)
+            self._topics.add(filter, session)
             session.filters[filter] = None
             self.forget_routes(filter)
 
+    def _check_subscriptions(self, session: Session, filter: str) -> None:
+        """May a session have one more subscription, or consume one more queue?"""
+        self.quotas.check_levels(filter)
+        if filter not in session.consumes:
+            mine = len(session.filters) + len(session.consumes)
+            self.quotas.check("subscriptions", mine, len(self._topics))
+
     def unsubscribe(self, session: Session, filter: str, now: float) -> None:
         """Take a subscription back; an empty filter takes all of them."""
-        for name in list(session.consumes):
-            if filter in ("", name) and name in self.queues:
+        for name in [filter] if filter else list(session.consumes):
+            if name in session.consumes and name in self.queues:
                 del session.consumes[name]
                 self.queues.open(name).cancel(session, now)
                 if filter:
@@ -295,7 +341,8 @@ class Node:
 
     def topic_subscribers(self, address: str) -> list[Session]:
         """Return those who get what is published to a topic, observers left out."""
-        return [session for session in self._topics.match(address) if not session.observes]
+        found = self._topics.match(address)
+        return [session for session in found if not session.observes and not session.closed]
 
     def turn_into_consumers(self, name: str, queue: Queue) -> None:
         """Let those who subscribed to an address consume it, now that it is a queue."""
@@ -311,27 +358,40 @@ class Node:
         audience = self._audience_of(address, session.rights)
         return bool(audience.members) or audience.queue is not None
 
-    def forget_routes(self, filter: str = "#") -> None:
-        """Work audiences out again: somebody subscribed, or a queue came or went."""
-        if not has_wildcard(filter) and len(self._audiences) < MAX_AUDIENCES:
+    def forget_routes(self, filter: str = "") -> None:
+        """Work audiences out again: somebody subscribed, or a queue came or went.
+
+        Without a filter, all of them, as when settings change.
+        """
+        if not filter:
+            for member in chain.from_iterable(one.members for one in self._audiences):
+                member.audiences.clear()
+            self._audiences.clear()
+            self._numbers.clear()
+            self._free_numbers.clear()
+            self._members = 0
             for rights in self.all_rights:
-                rights.routes.forget(filter.encode())
-            return
-        self._audiences.clear()
-        self._numbers.clear()
-        for rights in self.all_rights:
-            rights.routes.clear()
+                rights.routes.clear()
+        elif has_wildcard(filter):
+            self._changed.note(filter.encode())
+        else:
+            address = filter.encode()
+            for rights in self.all_rights:
+                if len(rights.routes):
+                    rights.routes.forget(address)
 
     def _audience_of(self, address: str, rights: Rights) -> Audience:
+        self.counters["routes_worked_out"] += 1
         try:
             check_topic(address)
+            self.quotas.check_levels(address)
             if not rights.allows("publish", address):
                 raise RefusedError("unauthorized", "no right to publish to this address")
         except RefusedError as refusal:
             return self._intern((), "disconnect", refusal)
         if address in self.queues:
             return self._intern((), "disconnect", None, self.queues.open(address))
-        members = tuple(self._topics.match(address))
+        members = tuple(one for one in self._topics.match(address) if not one.closed)
         captured = self.capture.takes(address)
         return self._intern(members, self.flow.policy_of(address), None, None, captured)
 
@@ -344,14 +404,42 @@ class Node:
         captured: bool = False,
     ) -> Audience:
         key = (members, policy, str(refusal) if refusal else None, queue, captured)
-        if key in self._numbers:
-            return self._audiences[self._numbers[key]]
-        audience = Audience(len(self._audiences), members, {}, policy, refusal, queue, captured)
+        number = self._numbers.get(key)
+        if number is not None:
+            return self._audiences[number]
+        audience = Audience(-1, members, {}, policy, refusal, queue, captured, key)
         for member in members:
             audience.forms.setdefault(member.form, []).append(member)
+            member.audiences.add(audience)
+        self._members += len(members) + 1
+        if self._free_numbers:
+            audience.number = self._free_numbers.pop()
+            self._audiences[audience.number] = audience
+        else:
+            audience.number = len(self._audiences)
+            self._audiences.append(audience)
         self._numbers[key] = audience.number
-        self._audiences.append(audience)
         return audience
+
+    def _drop_audience(self, audience: Audience) -> None:
+        """Forget an audience that no route has, or one whose routes will be worked out again."""
+        for member in audience.members:
+            member.audiences.discard(audience)
+        self._members -= len(audience.members) + 1
+        assert audience.key is not None
+        del self._numbers[audience.key]
+        self._audiences[audience.number] = _NOBODY
+        self._free_numbers.append(audience.number)
+
+    def _drop_unused_audiences(self) -> None:
+        """Forget the audiences that no route has, and the routes that nobody has used lately."""
+        used = bytearray(len(self._audiences))
+        for rights in self.all_rights:
+            rights.routes.keep_used(self._changed, used)
+        for number, audience in enumerate(self._audiences):
+            if not used[number] and audience is not _NOBODY:
+                self._drop_audience(audience)
+        self._many_members = max(MANY_MEMBERS, 2 * self._members)
 
     def publish(
         self, session: Session, table: FrameTable, start: int, end: int, now: float
@@ -368,11 +456,14 @@ class Node:
     ) -> None:
         routes = session.rights.routes
         if len(routes) > MAX_ROUTES:
-            self.forget_routes()
+            routes.clear()
+        if self._members > self._many_members:
+            self._drop_unused_audiences()
         at = start
-        while (at := routes.assign(table, at, end)) < end:
+        while (at := routes.assign(table, at, end, self._changed)) < end:
             address = table.address(at)
-            routes.add(address, self._audience_of(address.decode(), session.rights).number)
+            audience = self._audience_of(address.decode(), session.rights)
+            routes.add(address, audience.number, self._changed)
         self.counters["received"] += end - start
         sole = routes.sole(start, end)
         if sole == MIXED:
@@ -440,6 +531,7 @@ class Node:
         """Return a queue that a session may take messages from; it is declared if need be."""
         if not session.rights.allows("subscribe", check_address(name)):
             raise RefusedError("unauthorized", f"no right to consume {name}")
+        self._check_subscriptions(session, name)
         queue = self._queue(session, name)
         session.consumes[name] = None
         return queue
@@ -450,12 +542,13 @@ class Node:
         return self.queues.declare(QueueSettings(name), session.rights, implied=True)
 
     def queue_states(self, session: Session, now: float) -> list[dict[str, object]]:
-        """What people want to know of every queue that a session may consume."""
-        return [
+        """What people want to know of the queues that a session may consume: the first thousand."""
+        states = (
             queue.state(now)
             for queue in self.queues.all()
             if session.rights.allows("subscribe", queue.settings.name)
-        ]
+        )
+        return list(islice(states, LISTED_QUEUES))
 
     def check_admin(self, session: Session, name: str) -> None:
         """May a session remove what others use?"""
@@ -602,6 +695,7 @@ class Node:
         self.now = now
         if epoch is not None:
             self.epoch = epoch
+        self._remove_filters()
         self.services.tick(now)
         self.store.tick(now)
         self.queues.tick(now)

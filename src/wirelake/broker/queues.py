@@ -17,13 +17,15 @@ Times are the broker's own; what is kept by the engine is in seconds since 1970.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from wirelake.address import MAX_ADDRESS, check_topic
+from wirelake.broker.deadlines import Deadlines
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError
 from wirelake.message import NO_FLAGS, Flag, Message
@@ -41,6 +43,26 @@ REASON = "dead.reason"
 DELAY = "delay"
 #: A broker whose clock ticks so late (seconds) was stopped, or its machine was.
 STANDSTILL = 1.0
+#: Less than the time between two ticks of the clock (seconds).
+SOON = 0.001
+
+#: What a message, and each of its headers, takes in memory beside their text and payload (bytes).
+#: Measured: a message with one short header takes 750 bytes more than its payload.
+MESSAGE_OVERHEAD = 640
+HEADER_OVERHEAD = 128
+#: A queue remembers this many message ids at most; the oldest are forgotten before their time.
+MOST_IDS = 1_000_000
+#: Ids that are forgotten at once, since their time is up.
+FORGOTTEN_AT_ONCE = 1_000
+
+
+def size_of(message: Message) -> int:
+    """The bytes that a message counts for in `max_bytes`: payload, headers, ids, and overhead."""
+    size = MESSAGE_OVERHEAD + len(message.payload) + len(message.id)
+    size += len(message.correlation_id) + len(message.source) + len(message.target)
+    for name, value in message.headers.items():
+        size += HEADER_OVERHEAD + len(name) + len(value)
+    return size
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +72,7 @@ class _Consumer:
     session: Session
     prefetch: int
     held: dict[str, int] = field(default_factory=dict)  # sequences, by the id it knows them under
+    pulls: dict[_Pull, None] = field(default_factory=dict)  # of this consumer, that wait
 
 
 @dataclass(eq=False, slots=True)
@@ -67,36 +90,51 @@ class _Pull:
     consumer: _Consumer
     request: Message
     left: int
-    taken: int
-    deadline: float
+    taken: int = 0
 
 
 class Queue:
     """One queue: what is ready, who holds what, and who waits."""
 
     def __init__(self, node: Node, settings: QueueSettings) -> None:
-        self.settings = settings
+        self._settings = settings
         self._node = node
         self._ready: list[tuple[int, int, Stored]] = []  # the urgent first, then by sequence
         self._later: list[tuple[float, int, Stored]] = []  # by when they are due
         self._held: dict[int, _Held] = {}
-        self._deadlines: list[tuple[float, int]] = []
-        self._consumers: deque[_Consumer] = deque()
-        self._pulls: list[_Pull] = []
+        self._deadlines: Deadlines[int] = Deadlines()  # of acknowledgements, by sequence
+        self._consumers: dict[Session, _Consumer] = {}
+        # Consumers that hold less than they may, in turn. Ordered dictionaries, here and below,
+        # since the first of a plain one is found ever more slowly as others before it go.
+        self._free: OrderedDict[_Consumer, None] = OrderedDict()
+        self._pulls: OrderedDict[_Pull, None] = OrderedDict()
+        self._pull_ends: Deadlines[_Pull] = Deadlines()
+        self._wakes_at = float("inf")  # when `tick` is to be called, at the latest
         # When messages end that do not live for ever: a clock that is set must not end them.
         self._ends: dict[int, float] = {}
-        self._recent: dict[str, float] = {}  # ids that were taken, and until when, oldest first
+        self._recent: OrderedDict[str, float] = OrderedDict()  # ids taken, until when; oldest first
         self._next = 1
         self.bytes = 0
         for stored in node.engine.stored(settings.name):
             self._next = max(self._next, stored.sequence + 1)
-            self.bytes += len(stored.message.payload)
+            self.bytes += size_of(stored.message)
             heapq.heappush(self._later, (stored.due - node.epoch, stored.sequence, stored))
             if stored.expires:
                 self._ends[stored.sequence] = stored.expires - node.epoch
         self._next = max(self._next, node.engine.next_sequence(settings.name))
         for identity, until in node.engine.remembered_ids(settings.name):
             self._recent[identity] = until - node.epoch
+        self._schedule()
+
+    @property
+    def settings(self) -> QueueSettings:
+        """How the queue behaves."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: QueueSettings) -> None:
+        self._settings = settings
+        self._wake_soon()  # the new mode may let messages go
 
     def __len__(self) -> int:
         return len(self._ready) + len(self._later) + len(self._held)
@@ -133,7 +171,7 @@ class Queue:
             if self._was_taken(identity, now):
                 self._node.count_dropped("duplicate")
                 return
-            self._check_room(len(message.payload))
+            self._check_room(size_of(message))
         due = 0.0
         if not dead and (delay := message.headers.get(DELAY, "")):
             if not delay.isdecimal() or len(delay) > 12:
@@ -143,7 +181,11 @@ class Queue:
         self._next += 1
         epoch, window = self._node.epoch, self.settings.dedup_window
         if identity:
+            self._recent.pop(identity, None)  # an old one may be there still, and comes last now
             self._recent[identity] = now + window
+            if len(self._recent) > MOST_IDS:
+                self._recent.popitem(last=False)
+                self._node.counters["ids_forgotten"] += 1
             if producer is not None and producer.client_id:
                 self._node.engine.remember_id(self.settings.name, identity, now + window + epoch)
         stored = Stored(
@@ -164,7 +206,7 @@ class Queue:
         self._node.engine.put(stored)
         if lives:
             self._ends[sequence] = now + lives
-        self.bytes += len(message.payload)
+        self.bytes += size_of(stored.message)
         if self._node.capture.active:
             self._node.capture.add(replace(stored.message, op="enqueue"), now)
         if due:
@@ -175,12 +217,15 @@ class Queue:
 
     def _was_taken(self, identity: str, now: float) -> bool:
         """Has a message of this id been put within the window?"""
-        while self._recent:
-            oldest = next(iter(self._recent))
-            if self._recent[oldest] > now:
-                break
-            del self._recent[oldest]
-        return identity in self._recent
+        self._forget_ids(now)
+        return self._recent.get(identity, now) > now
+
+    def _forget_ids(self, now: float) -> None:
+        """Forget ids whose time is up; many of them not all at once."""
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._recent or next(iter(self._recent.values())) > now:
+                return
+            self._recent.popitem(last=False)
 
     def _check_room(self, size: int) -> None:
         name, most = self.settings.name, self.settings.max_messages
@@ -197,33 +242,41 @@ class Queue:
 
     def consume(self, session: Session, prefetch: int, now: float) -> None:
         """Let a session have messages as they come."""
-        consumer = self._consumer(session)
+        consumer = self._consumers.get(session)
         if consumer is None:
-            self._consumers.append(_Consumer(session, prefetch or PREFETCH))
-        else:
-            consumer.prefetch = prefetch or PREFETCH
+            consumer = self._consumers[session] = _Consumer(session, 0)
+        consumer.prefetch = prefetch or PREFETCH
+        self._note_room(consumer)
         self.dispatch(now)
 
     def cancel(self, session: Session, now: float) -> None:
         """A session wants no more; what it holds goes to others."""
-        consumer = self._consumer(session)
+        consumer = self._consumers.pop(session, None)
         if consumer is None:
             return
-        self._pulls = [one for one in self._pulls if one.consumer is not consumer]
-        self._consumers.remove(consumer)
+        for pull in list(consumer.pulls):
+            self._remove_pull(pull)
+        consumer.prefetch = 0
+        self._note_room(consumer)
         for sequence in list(consumer.held.values()):
             self._give_back(consumer, self._held[sequence])
         self.dispatch(now)
 
     def pull(self, session: Session, request: Message, count: int, wait: float, now: float) -> None:
         """Hand out up to `count` messages, waiting for them; the end is told."""
-        consumer = self._consumer(session)
+        queues = self._node.queues
+        if wait:
+            self._node.quotas.check("pulls", queues.pulls.of(session), queues.pulls.total)
+        consumer = self._consumers.get(session)
         if consumer is None:
-            consumer = _Consumer(session, 0)
-            self._consumers.append(consumer)
-        self._pulls.append(_Pull(consumer, request, count, 0, now + wait))
+            consumer = self._consumers[session] = _Consumer(session, 0)
+        pull = _Pull(consumer, request, count)
+        self._pulls[pull] = consumer.pulls[pull] = None
+        self._pull_ends.set(pull, now + wait)
+        queues.pulls.add(session)
         self.dispatch(now)
-        self._end_pulls(now)
+        if pull in self._pulls and wait <= 0:
+            self._end_pull(pull)
 
     def ack(self, session: Session, identity: str, now: float) -> None:
         """A message is done."""
@@ -238,19 +291,14 @@ class Queue:
         held = self._held_by(session, identity)
         self._tell("nack", held.stored, session, now)
         if requeue:
-            consumer = self._consumer(session)
-            assert consumer is not None
-            self._give_back(consumer, held)
+            self._give_back(self._consumers[session], held)
         else:
             self._release(held)
             self._bury(held.stored, "rejected", now)
         self.dispatch(now)
 
-    def _consumer(self, session: Session) -> _Consumer | None:
-        return next((one for one in self._consumers if one.session is session), None)
-
     def _held_by(self, session: Session, identity: str) -> _Held:
-        consumer = self._consumer(session)
+        consumer = self._consumers.get(session)
         if consumer is None or identity not in consumer.held:
             raise RefusedError("not_found", f"no message {identity} is held by this connection")
         return self._held[consumer.held[identity]]
@@ -258,14 +306,18 @@ class Queue:
     def _release(self, held: _Held) -> None:
         """Nobody has it any more."""
         del self._held[held.stored.sequence]
+        self._deadlines.discard(held.stored.sequence)
         for consumer, identity in held.holders.items():
             del consumer.held[identity]
+            self._note_room(consumer)
 
     def _give_back(self, consumer: _Consumer, held: _Held) -> None:
         """One holder less; with the last one the message is ready again."""
         del consumer.held[held.holders.pop(consumer)]
+        self._note_room(consumer)
         if not held.holders:
             del self._held[held.stored.sequence]
+            self._deadlines.discard(held.stored.sequence)
             self._make_ready(held.stored)
 
     def _tell(self, op: str, stored: Stored, session: Session | None, now: float) -> None:
@@ -289,6 +341,36 @@ class Queue:
 
     def dispatch(self, now: float) -> None:
         """Hand out what is ready to whoever has room."""
+        self._hand_out(now)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Let `tick` be called when there is something to do."""
+        due = self._wakes_at
+        for deadlines in (self._deadlines, self._pull_ends):
+            if len(deadlines) and (earliest := deadlines.next()) is not None:
+                due = min(due, earliest)
+        if self._later:
+            due = min(due, self._later[0][0])
+        if self._recent:
+            due = min(due, next(iter(self._recent.values())))
+        if self._ready:
+            if self._free and self.settings.mode != "pull":
+                due = 0.0  # whoever has no room in its outbox now may have it soon
+            due = min(due, self._ends.get(self._ready[0][1], due))
+        if due < self._wakes_at:
+            self._wake_at(due)
+
+    def _wake_soon(self) -> None:
+        """Let `tick` be called by the next tick of the broker's clock."""
+        self._wake_at(0.0)
+
+    def _wake_at(self, due: float) -> None:
+        # Not before the next tick: what is done in this one may leave more to do.
+        self._wakes_at = max(due, self._node.now + SOON)
+        self._node.queues.wake.set(self, self._wakes_at)
+
+    def _hand_out(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
             self._make_ready(heapq.heappop(self._later)[2])
         while self._ready:
@@ -310,22 +392,26 @@ class Queue:
     def _takers(self) -> list[_Consumer]:
         """Who gets the next message."""
         if self._pulls:
-            return [self._pulls[0].consumer]
+            return [next(iter(self._pulls)).consumer]
         if self.settings.mode == "pull":
             return []
+        outbox = self._node.flow.outbox
         if self.settings.mode == "push":
-            return [one for one in self._consumers if self._has_room(one)]
-        for _ in range(len(self._consumers)):
-            self._consumers.rotate(-1)
-            if self._has_room(self._consumers[-1]):
-                return [self._consumers[-1]]
+            some = (one for one in self._consumers.values() if one in self._free)
+            return [one for one in some if one.session.link.buffered <= outbox]
+        for _ in range(len(self._free)):
+            consumer = next(iter(self._free))
+            self._free.move_to_end(consumer)
+            if consumer.session.link.buffered <= outbox:
+                return [consumer]
         return []
 
-    def _has_room(self, consumer: _Consumer) -> bool:
-        return (
-            len(consumer.held) < consumer.prefetch
-            and consumer.session.link.buffered <= self._node.flow.outbox
-        )
+    def _note_room(self, consumer: _Consumer) -> None:
+        """A consumer holds more or less than before, or may."""
+        if len(consumer.held) >= consumer.prefetch:
+            self._free.pop(consumer, None)
+        elif consumer not in self._free:
+            self._free[consumer] = None
 
     def _deliver(self, stored: Stored, takers: list[_Consumer], now: float) -> None:
         message = stored.message
@@ -340,6 +426,7 @@ class Queue:
         headers = {**message.headers, "$attempt": str(stored.attempts)}
         done = False
         held = _Held(stored, {})
+        pull = next(iter(self._pulls), None)
         for position, taker in enumerate(takers):
             first = Flag.FIRST if stored.attempts == 1 and position == 0 else NO_FLAGS
             # Producers may give the same id twice; a consumer must be able to tell them apart.
@@ -351,12 +438,13 @@ class Queue:
                 continue
             self._node.counters["delivered"] += 1
             self._tell("deliver", stored, taker.session, now)
-            if self._pulls and self._pulls[0].consumer is taker:
-                self._pulls[0].left -= 1
-                self._pulls[0].taken += 1
+            if pull is not None:
+                pull.left -= 1
+                pull.taken += 1
             if taker.session.acknowledges:
                 taker.held[identity] = stored.sequence
                 held.holders[taker] = identity
+                self._note_room(taker)
             else:
                 done = True
         if held.holders:
@@ -367,23 +455,26 @@ class Queue:
             self._done(stored)
         elif held.holders:
             self._node.engine.count_attempt(stored)
-            heapq.heappush(self._deadlines, (now + self.settings.ack_timeout, stored.sequence))
+            self._deadlines.set(stored.sequence, now + self.settings.ack_timeout)
         else:
             self._bury(stored, "undeliverable", now)
-        self._end_pulls(None)
+        if pull is not None and pull.left == 0 and pull in self._pulls:
+            self._end_pull(pull)
 
-    def _end_pulls(self, now: float | None) -> None:
-        """Tell the pulls that have all they wanted, and those that have waited until `now`."""
-        for pull in [
-            one for one in self._pulls if one.left == 0 or (now is not None and one.deadline <= now)
-        ]:
-            self._pulls.remove(pull)
-            pull.consumer.session.end_of_pull(pull.request, pull.taken)
+    def _end_pull(self, pull: _Pull) -> None:
+        """Tell a session that its pull has all it wanted, or has waited long enough."""
+        self._remove_pull(pull)
+        pull.consumer.session.end_of_pull(pull.request, pull.taken)
+
+    def _remove_pull(self, pull: _Pull) -> None:
+        del self._pulls[pull], pull.consumer.pulls[pull]
+        self._pull_ends.discard(pull)
+        self._node.queues.pulls.remove(pull.consumer.session)
 
     # The end of a message
 
     def _done(self, stored: Stored) -> None:
-        self.bytes -= len(stored.message.payload)
+        self.bytes -= size_of(stored.message)
         self._ends.pop(stored.sequence, None)
         self._node.engine.drop(self.settings.name, stored.sequence)
 
@@ -406,17 +497,19 @@ class Queue:
 
     def tick(self, now: float) -> None:
         """Take back what was not acknowledged in time, and end the pulls that have waited."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, sequence = heapq.heappop(self._deadlines)
-            held = self._held.get(sequence)
-            if held is not None:
+        self._wakes_at = float("inf")
+        try:
+            for sequence in self._deadlines.due(now):
                 self._node.counters["redelivered"] += 1
+                held = self._held[sequence]
                 for consumer in list(held.holders):
                     self._give_back(consumer, held)
-        if self._ready or self._later:
-            self.dispatch(now)
-        if self._pulls:
-            self._end_pulls(now)
+            self._hand_out(now)
+            for pull in self._pull_ends.due(now):
+                self._end_pull(pull)
+            self._forget_ids(now)
+        finally:
+            self._schedule()
 
     # For operators
 
@@ -456,11 +549,38 @@ def _identity(message: Message, producer: Session | None) -> str:
     return f"{producer.owner}\0{name}\0{message.id}"
 
 
+class _Pulls:
+    """How many pulls wait, of each session and in all."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._by_session: Counter[Session] = Counter()
+
+    def of(self, session: Session) -> int:
+        """How many pulls of a session wait."""
+        return self._by_session[session]
+
+    def add(self, session: Session) -> None:
+        """One more waits."""
+        self._by_session[session] += 1
+        self.total += 1
+
+    def remove(self, session: Session) -> None:
+        """One has ended."""
+        self._by_session[session] -= 1
+        self.total -= 1
+        if not self._by_session[session]:
+            del self._by_session[session]
+
+
 class Queues:
     """All queues, by address."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self.pulls = _Pulls()
+        self.wake: Deadlines[Queue] = Deadlines()  # when the clock has something to do in each
+        node.queues = self  # queues that are made here refer to it
         self._queues = {s.name: Queue(node, s) for s in node.engine.queues()}
         self._ticked = 0.0
 
@@ -486,9 +606,12 @@ class Queues:
             return self._make(QueueSettings(name))
         return self.get(name)
 
-    def all(self) -> list[Queue]:
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def all(self) -> Iterable[Queue]:
         """Every queue."""
-        return list(self._queues.values())
+        return self._queues.values()
 
     def declare(
         self, settings: QueueSettings, rights: Rights | None = None, *, implied: bool = False
@@ -505,6 +628,8 @@ class Queues:
             return self.open(name)
         check_topic(name)
         self.check_right(name, rights)
+        self._node.quotas.check_levels(name)
+        self._node.quotas.check_all("queues", len(self._queues))
         if len(name.encode()) > MAX_NAME:
             text = f"a queue's name has at most {MAX_NAME} bytes, to leave room for {DEAD}"
             raise RefusedError("bad_request", text)
@@ -539,7 +664,7 @@ class Queues:
 
     def remove(self, name: str) -> None:
         """Remove a queue with all that is in it."""
-        self.get(name)
+        self.wake.discard(self.get(name))
         del self._queues[name]
         self._node.engine.remove(name)
         self._node.forget_routes(name)
@@ -551,10 +676,10 @@ class Queues:
                 self._queues[name].cancel(session, now)
 
     def tick(self, now: float) -> None:
-        """Let time pass in every queue."""
+        """Let time pass in the queues that have something to do."""
         stood_still = now - self._ticked > STANDSTILL
         self._ticked = now
         if stood_still:
             return  # what came meanwhile is heard first: an ack in time counts
-        for queue in self.all():
+        for queue in self.wake.due(now):
             queue.tick(now)

@@ -5,6 +5,11 @@ subscribers share one. `Routes` is a hash table from an address's bytes to its a
 address it has not seen is given back to the broker, which works the audience out once. `groups`
 lists the rows of each audience, and `gather` copies the frames that one subscriber gets out of the
 scanned buffer.
+
+A subscription with a wildcard may change the audience of any address. `Changed` has the filters
+that were subscribed to or given up lately. A route remembers when it was last known to be right,
+and is compared with the filters that have changed since when it is next used: a change costs
+nothing for the routes that it does not match, and nothing at all until they are used.
 """
 
 from __future__ import annotations
@@ -27,6 +32,10 @@ _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 #: What makes a publish more than a message for whoever listens.
 _SPECIAL = cython.declare(cython.int, Flag.RESPONSE | Flag.OVERSIZE | SECRET)
 _ACK = cython.declare(cython.int, Flag.ACK)
+
+#: How many filters `Changed` keeps, and the bytes that one may have.
+CHANGES = cython.declare(cython.int, 256)
+SLOT = cython.declare(cython.int, 256)
 
 #: Returned by `assign` when every row has one and the same audience is to be told from several.
 MIXED = -1
@@ -117,6 +126,122 @@ def span(start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> array[int]:
 
 @cython.final
 @cython.cclass
+class Changed:
+    """The filters with wildcards whose subscribers changed last, each with the time of its change.
+
+    Times count changes. Only the latest change of a filter is kept, and the latest CHANGES filters;
+    a route that was last right before a change that is not kept any more counts as changed.
+    """
+
+    now = cython.declare(cython.longlong, visibility="readonly")
+    known_since: cython.longlong  # changes after this time are kept
+    filters: Octets  # CHANGES slots of SLOT bytes
+    sizes: cython.int[::1]
+    times: cython.longlong[::1]
+    used: cython.Py_ssize_t
+    slots: dict[bytes, int]
+    in_slot: list[bytes]
+
+    def __init__(self) -> None:
+        self.now = 1
+        self.known_since = 0
+        self.filters = Octets(CHANGES * SLOT)
+        self.filters.put_bytes(bytes(CHANGES * SLOT))
+        self.sizes = array("i", [0]) * CHANGES
+        self.times = array("q", [0]) * CHANGES
+        self.used = 0
+        self.slots = {}
+        self.in_slot = []
+
+    def note(self, filter: bytes) -> None:
+        """The subscribers of a filter have changed."""
+        k: cython.Py_ssize_t
+        oldest: cython.Py_ssize_t = 0
+        self.now += 1
+        if filter in self.slots:
+            oldest = self.slots[filter]
+            self.times[oldest] = self.now
+            return
+        if len(filter) > SLOT:
+            self.known_since = self.now
+            return
+        if self.used < CHANGES:
+            oldest = self.used
+            self.used += 1
+            self.in_slot.append(filter)
+        else:
+            for k in range(1, CHANGES):
+                if self.times[k] < self.times[oldest]:
+                    oldest = k
+            self.known_since = self.times[oldest]
+            del self.slots[self.in_slot[oldest]]
+            self.in_slot[oldest] = filter
+        self.slots[filter] = oldest
+        self.times[oldest] = self.now
+        self.sizes[oldest] = len(filter)
+        for k in range(len(filter)):
+            self.filters.data[oldest * SLOT + k] = filter[k]
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def concerns(
+        self,
+        p: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        n: cython.Py_ssize_t,
+        since: cython.longlong,
+    ) -> cython.bint:
+        """May the audience of the address p[at:at+n] have changed after a time?"""
+        k: cython.Py_ssize_t
+        if since < self.known_since:
+            return True
+        for k in range(self.used):
+            if self.times[k] > since and may_match(
+                self.filters.data, k * SLOT, self.sizes[k], p, at, n
+            ):
+                return True
+        return False
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def may_match(
+    f: cython.p_const_uchar,
+    i: cython.Py_ssize_t,
+    size: cython.Py_ssize_t,
+    p: cython.p_const_uchar,
+    j: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    """Does a valid filter f[i:i+size] match the address p[j:j+n]? True for reserved ones."""
+    f_end: cython.Py_ssize_t = i + size
+    p_end: cython.Py_ssize_t = j + n
+    if n > 0 and p[j] == 0x24:  # `$`: wildcards have rules of their own there
+        return True
+    while True:
+        if i < f_end and f[i] == 0x23:  # `#`
+            return True
+        if i < f_end and f[i] == 0x2B:  # `+`
+            i += 1
+            while j < p_end and p[j] != 0x2F:
+                j += 1
+        else:
+            while i < f_end and j < p_end and f[i] != 0x2F and f[i] == p[j]:
+                i += 1
+                j += 1
+        if j == p_end:
+            if i == f_end:
+                return True
+            # `a/#` matches `a`, too.
+            return i + 2 == f_end and f[i] == 0x2F and f[i + 1] == 0x23
+        if i == f_end or f[i] != 0x2F or p[j] != 0x2F:
+            return False
+        i += 1
+        j += 1
+
+
+@cython.final
+@cython.cclass
 class Routes:
     """Audiences by address: open addressing, keys in one buffer."""
 
@@ -127,6 +252,7 @@ class Routes:
     key_at: cython.int[::1]
     key_len: cython.int[::1]
     audience: cython.int[::1]
+    right_at: cython.longlong[::1]  # when each was last known to be right, as Changed counts
     keys: Octets
     seed: cython.longlong
     assigned = cython.declare(cython.int[::1], visibility="public")
@@ -141,7 +267,7 @@ class Routes:
         return int(self.count)
 
     def clear(self) -> None:
-        """Forget every route, as when somebody subscribes."""
+        """Forget every route."""
         self.keys.size = 0
         self.count = 0
         self._size(256)
@@ -154,16 +280,19 @@ class Routes:
         key_at = array("i", [0]) * entries
         key_len = array("i", [0]) * entries
         audience = array("i", [0]) * entries
+        right_at = array("q", [0]) * entries
         slot: cython.longlong
         if self.count:
             hashes[: self.count] = array("q", self.hashes[: self.count])
             key_at[: self.count] = array("i", self.key_at[: self.count])
             key_len[: self.count] = array("i", self.key_len[: self.count])
             audience[: self.count] = array("i", self.audience[: self.count])
+            right_at[: self.count] = array("q", self.right_at[: self.count])
         self.hashes = hashes
         self.key_at = key_at
         self.key_len = key_len
         self.audience = audience
+        self.right_at = right_at
         self.slots = array("i", [-1]) * (2 * entries)
         self.mask = 2 * entries - 1
         for k in range(self.count):
@@ -179,13 +308,28 @@ class Routes:
         if k >= 0:
             self.audience[k] = -1
 
-    def add(self, address: bytes, audience: int) -> None:
-        """Remember an address's audience."""
+    def keep_used(self, changed: Changed, used: bytearray) -> None:
+        """Forget the routes that were not used since the last change.
+
+        Sets used[audience] to 1 for the audiences of those that are left.
+        """
+        k: cython.Py_ssize_t
+        marks: cython.uchar[::1] = used
+        for k in range(self.count):
+            if self.audience[k] >= 0:
+                if self.right_at[k] == changed.now:
+                    marks[self.audience[k]] = 1
+                else:
+                    self.audience[k] = -1
+
+    def add(self, address: bytes, audience: int, changed: Changed) -> None:
+        """Remember an address's audience, which was worked out just now."""
         code: cython.longlong = hash_of(self.seed, address, 0, len(address))
         slot: cython.longlong
         k: cython.int = self._entry(address, 0, len(address))
         if k >= 0:
             self.audience[k] = audience
+            self.right_at[k] = changed.now
             return
         if self.count == len(self.hashes):
             self._size(2 * self.count)
@@ -197,15 +341,25 @@ class Routes:
         self.key_at[self.count] = self.keys.size
         self.key_len[self.count] = len(address)
         self.audience[self.count] = audience
+        self.right_at[self.count] = changed.now
         self.keys.put_bytes(address)
         self.count += 1
 
-    def assign(self, table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> int:
+    def assign(
+        self,
+        table: FrameTable,
+        start: cython.Py_ssize_t,
+        end: cython.Py_ssize_t,
+        changed: Changed,
+    ) -> int:
         """Fill `assigned` for the rows in [start, end); stop at the first unknown address.
+
+        An address whose audience may have changed since it was worked out is unknown, too.
 
         Returns the row it stopped at, `end` when all are assigned.
         """
         row: cython.Py_ssize_t
+        k: cython.int
         known: cython.int = -1
         at: cython.int
         n: cython.int
@@ -223,9 +377,15 @@ class Routes:
                 p = table.side.data
                 at = -1 - at
             if n != last_n or not equal(p, at, q, last_at, n):
-                known = self._entry(p, at, n)
-                if known >= 0:
-                    known = self.audience[known]
+                k = self._entry(p, at, n)
+                if k < 0:
+                    return int(row)
+                if self.right_at[k] != changed.now:
+                    if changed.concerns(p, at, n, self.right_at[k]):
+                        self.audience[k] = -1
+                    else:
+                        self.right_at[k] = changed.now
+                known = self.audience[k]
                 if known < 0:
                     return int(row)
                 q, last_at, last_n = p, at, n

@@ -7,14 +7,15 @@ request: a reply, or an error (spec: requests).
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from wirelake.address import check_address
+from wirelake.broker.deadlines import Deadlines
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 
@@ -35,15 +36,26 @@ class _Open:
     service: Session
 
 
+@dataclass(eq=False, slots=True)
+class _Share:
+    """What one session has to do with: addresses that it serves, and numbers of open requests."""
+
+    serves: dict[str, None] = field(default_factory=dict)
+    asked: dict[str, None] = field(default_factory=dict)
+    to_answer: dict[str, None] = field(default_factory=dict)
+
+
 class Services:
     """Who serves what, and the requests that have no reply yet."""
 
     def __init__(self, node: Node, timeout: float = TIMEOUT) -> None:
         self._node = node
         self.timeout = timeout
-        self._servers: dict[str, list[Session]] = {}
+        self._servers: dict[str, OrderedDict[Session, None]] = {}  # the next one first
+        self._shares: dict[Session, _Share] = {}
+        self._served = 0  # sum of the addresses that each session serves
         self._open: dict[str, _Open] = {}
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines: Deadlines[str] = Deadlines()
         self._number = count(1)
 
     def __contains__(self, address: str) -> bool:
@@ -62,41 +74,65 @@ class Services:
         check_address(address)
         if not session.rights.allows("serve", address):
             raise RefusedError("unauthorized", f"no right to serve {address}")
-        servers = self._servers.setdefault(address, [])
-        if session not in servers:
-            servers.append(session)
+        self._node.quotas.check_levels(address)
+        mine = self._share(session).serves
+        if address not in mine:
+            self._node.quotas.check("services", len(mine), self._served)
+            self._servers.setdefault(address, OrderedDict())[session] = None
+            mine[address] = None
+            self._served += 1
 
     def unserve(self, session: Session, address: str) -> None:
         """Take that back; an empty address takes all of them."""
-        mine = [name for name, servers in self._servers.items() if session in servers]
+        mine = self._share(session).serves
         if address and address not in mine:
             raise RefusedError("not_found", f"{address} is not served by this connection")
-        for name in [address] if address else mine:
-            self._servers[name].remove(session)
+        for name in [address] if address else list(mine):
+            del mine[name]
+            self._served -= 1
+            del self._servers[name][session]
             if not self._servers[name]:
                 del self._servers[name]
+
+    def _share(self, session: Session) -> _Share:
+        share = self._shares.get(session)
+        if share is None:
+            share = self._shares[session] = _Share()
+        return share
 
     def request(self, session: Session, request: Message, now: float) -> None:
         """Pass a request on to the next of those that serve its address."""
         if not session.rights.allows("publish", check_address(request.address)):
             raise RefusedError("unauthorized", f"no right to send to {request.address}")
-        servers = self._servers.get(request.address, [])
+        asked = self._share(session).asked
+        self._node.quotas.check("requests", len(asked), len(self._open))
+        servers = self._servers.get(request.address, OrderedDict())
         for _ in range(len(servers)):
-            service = servers.pop(0)
-            servers.append(service)
+            service = next(iter(servers))
+            servers.move_to_end(service)
             number = f"r{next(self._number)}"
             passed = replace(
                 request, op="request", correlation_id=number, source=session.client_id, target=""
             )
             self._open[number] = _Open(request, session, service)
+            asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
                 self._node.capture.add(passed, now)
                 wait = request.ttl / 1000 if request.ttl and not session.counts_hops else None
                 deadline = now + (self.timeout if wait is None else wait)
-                heapq.heappush(self._deadlines, (deadline, number))
+                self._deadlines.set(number, deadline)
                 return
-            del self._open[number]
+            self._close(number)
         raise RefusedError("no_service", f"nobody serves {request.address}")
+
+    def _close(self, number: str) -> _Open:
+        """Take a request out of those that are open."""
+        found = self._open.pop(number)
+        self._deadlines.discard(number)
+        for session, kind in ((found.requester, "asked"), (found.service, "to_answer")):
+            if session in self._shares:
+                getattr(self._shares[session], kind).pop(number, None)
+        return found
 
     def reply(self, session: Session, reply: Message, now: float) -> None:
         """Pass a reply back to whoever asked; one that is late or made up is dropped."""
@@ -104,7 +140,7 @@ class Services:
         if found is None or found.service is not session:
             self._node.count_dropped("late_reply")
             return
-        del self._open[reply.correlation_id]
+        self._close(reply.correlation_id)
         passed = replace(
             reply,
             op="reply",
@@ -120,22 +156,23 @@ class Services:
 
     def left(self, session: Session, now: float) -> None:
         """A session has ended: what it serves is free, and its open requests have failed."""
+        if session not in self._shares:
+            return
         self.unserve(session, "")
-        for number, found in list(self._open.items()):
-            if found.service is session:
+        share = self._shares.pop(session)
+        for number in share.asked:
+            self._close(number)
+        for number in share.to_answer:
+            if number in self._open:  # it may have asked itself
                 self._fail(number, RefusedError("closed", "the service has disconnected"), now)
-            elif found.requester is session:
-                del self._open[number]
 
     def tick(self, now: float) -> None:
         """Fail the requests whose time is up."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heapq.heappop(self._deadlines)
-            if number in self._open:
-                self._fail(number, RefusedError("timeout", "no reply in time"), now)
+        for number in self._deadlines.due(now):
+            self._fail(number, RefusedError("timeout", "no reply in time"), now)
 
     def _fail(self, number: str, error: RefusedError, now: float) -> None:
-        found = self._open.pop(number)
+        found = self._close(number)
         self._node.capture.add(
             Message(
                 op="error",

@@ -19,7 +19,7 @@ from wirelake.wire import FrameTable, encoder, scanner
 if TYPE_CHECKING:
     from array import array
 
-    from wirelake.broker.node import Node
+    from wirelake.broker.node import Audience, Node
     from wirelake.broker.rights import Rights
 
 
@@ -81,6 +81,7 @@ class Session(ABC):
         self.rights: Rights = node.rights_of_strangers
         self.filters: dict[str, None] = {}
         self.consumes: dict[str, None] = {}
+        self.audiences: set[Audience] = set()  # kept by the node
         self.closed = False
         self.last_heard = now
         self.waits_for: set[object] = set()  # subscribers, or the disk

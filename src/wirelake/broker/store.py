@@ -1,19 +1,24 @@
 """The data store: keys with a value and a revision, and those who watch them.
 
-A revision counts a key's changes from 1 and is never used twice, not even after a delete, so a
-deleted key keeps its last one (spec: data store). A change is answered, and told to watchers, when
-it is durable.
+A revision counts a key's changes and is never used twice, not even after a delete (spec: data
+store). So a deleted key leaves its last revision behind. Only the latest `quotas.deleted_keys` of
+these are kept; of those that were dropped the store knows the highest revision, the *floor*, and a
+key that is new, or that it does not know any more, begins above it (decision 62).
+
+A change is answered, and told to watchers, when it is durable.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from wirelake.address import check_filter, check_topic, matches
+from wirelake.address import check_filter, check_topic, has_wildcard, matches
+from wirelake.broker.deadlines import Deadlines
+from wirelake.broker.names import SortedNames
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.engine.base import Entry
 from wirelake.errors import RefusedError
@@ -24,28 +29,56 @@ if TYPE_CHECKING:
     from wirelake.broker.session import Session
 
 
+#: The engine keeps the floor as the revision of this key, which nobody else can have.
+FLOOR = "$floor"
+
+#: Keys that one page of a list looks at, that it has, and the bytes of their values.
+LOOKED_AT = 1_000
+FOUND = 100
+FOUND_BYTES = 256 << 10
+
+#: Keys that are deleted by one tick of the clock, since their time is up.
+EXPIRED_AT_ONCE = 500
+
+
 class Store:
     """Every key's latest state, and who watches which keys."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._entries: dict[str, Entry] = {entry.key: entry for entry in node.engine.entries()}
+        self._entries: dict[str, Entry] = {}
+        self._floor = 0
+        for entry in node.engine.entries():
+            if entry.key == FLOOR:
+                self._floor = entry.revision
+            elif not entry.key.startswith("$"):  # others keep theirs there
+                self._entries[entry.key] = entry
+        self._names = SortedNames(self._entries)
+        self._deleted: OrderedDict[str, None] = OrderedDict()  # the oldest first
+        self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
         self._watchers: FilterIndex[Session] = FilterIndex()
-        self._watched: dict[Session, list[str]] = {}
-        self._deadlines = [
-            (entry.expires - node.epoch, entry.key)
-            for entry in self._entries.values()
-            if entry.expires
-        ]
-        heapq.heapify(self._deadlines)
-        self._ends = {key: ends for ends, key in self._deadlines}
+        self._watched: dict[Session, dict[str, None]] = {}
+        self._deadlines: Deadlines[str] = Deadlines()
+        for entry in self._entries.values():
+            if entry.value is None:
+                self._deleted[entry.key] = None
+            else:
+                self._bytes += len(entry.key) + len(entry.value)
+                if entry.expires:
+                    self._deadlines.set(entry.key, entry.expires - node.epoch)
+
+    def __len__(self) -> int:
+        """The keys that are there."""
+        return len(self._entries) - len(self._deleted)
 
     def create(self, session: Session, message: Message, now: float) -> Entry:
         """A new key; refused if it is there."""
         old = self._entry(session, message.address)
         if old is not None and old.value is not None:
             raise RefusedError("exists", f"{message.address} is there, revision {old.revision}")
+        self._node.quotas.check_levels(message.address)
+        self._node.quotas.check_all("keys", len(self))
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def read(self, session: Session, message: Message) -> Entry:
@@ -64,12 +97,54 @@ class Store:
         self._expect(old, message)
         return self._change(session, message.address, old, None, 0, now)
 
-    def matching(self, session: Session, filter: str) -> list[Entry]:
-        """The keys that a filter matches, those deleted too, in order."""
+    def page(self, session: Session, filter: str, after: str = "") -> tuple[list[Entry], str]:
+        """The next keys that a filter matches, those deleted too, in order.
+
+        Looks at no more than a thousand keys, so that others need not wait. Returns what it found,
+        and what to give as `after` to go on: empty where there is no more.
+        """
         check_filter(filter)
         if not session.rights.allows("store", filter):
             raise RefusedError("unauthorized", f"no right to the keys {filter}")
-        return [self._entries[key] for key in sorted(self._entries) if matches(filter, key)]
+        self._expire(self._node.now)
+        found: list[Entry] = []
+        literal = _literal_beginning(filter)
+        # `a/#` matches `a` itself, which other keys may separate from those that begin with `a/`.
+        alone = literal.removesuffix("/") if filter.endswith("#") else filter
+        if after < alone and alone in self._entries and matches(filter, alone):
+            found.append(self._entries[alone])
+        if not has_wildcard(filter):
+            return found, ""
+        size = 0
+        goes_on = after >= literal and bool(after)
+        names = self._names.since(after if goes_on else literal, but_for=goes_on)
+        for looked_at, name in enumerate(names, 1):
+            if not name.startswith(literal):
+                return found, ""
+            if matches(filter, name):
+                entry = self._entries[name]
+                found.append(entry)
+                size += len(entry.value or b"")
+            if looked_at == LOOKED_AT or len(found) >= FOUND or size > FOUND_BYTES:
+                return found, name
+        return found, ""
+
+    def matching(self, session: Session, filter: str) -> Iterator[Entry]:
+        """The keys that a filter matches, those deleted too, in order.
+
+        They are looked up page by page as the iterator goes on; what changes meanwhile may or may
+        not be among them. Raises RefusedError at once where the session has no right to them.
+        """
+        page = self.page(session, filter)
+        return self._pages(session, filter, *page)
+
+    def _pages(
+        self, session: Session, filter: str, found: list[Entry], after: str
+    ) -> Iterator[Entry]:
+        yield from found
+        while after:
+            found, after = self.page(session, filter, after)
+            yield from found
 
     def watch(self, session: Session, filter: str, since: int | None) -> None:
         """Tell a session every change of the keys that a filter matches, from now on.
@@ -78,29 +153,35 @@ class Store:
         (decision 40). All of it is told when it is durable, and so in order.
         """
         known = self.matching(session, filter)
-        if self._watchers.add(filter, session):
-            self._watched.setdefault(session, []).append(filter)
+        mine = self._watched.setdefault(session, {})
+        if filter not in mine:
+            self._node.quotas.check_levels(filter)
+            self._node.quotas.check("watches", len(mine), len(self._watchers))
+            self._watchers.add(filter, session)
+            mine[filter] = None
         if since is not None:
             told = [change(entry) for entry in known if entry.revision >= since]
             self._node.after(lambda: [session.send(one) for one in told])
 
     def left(self, session: Session) -> None:
         """A session has ended: it watches no more."""
-        for filter in self._watched.pop(session, []):
+        for filter in self._watched.pop(session, {}):
             self._watchers.remove(filter, session)
 
     def tick(self, now: float) -> None:
         """Delete the keys whose time is up."""
-        while self._deadlines and self._deadlines[0][0] <= now:
-            expires, key = heapq.heappop(self._deadlines)
-            entry = self._entries[key]
-            if entry.value is not None and self._ends.get(key) == expires:
-                self._change(None, key, entry, None, 0, now)
+        self._expire(now)
+
+    def _expire(self, now: float) -> None:
+        if not self._node.engine.trouble:  # a delete must be kept, too
+            for key in self._deadlines.due(now, EXPIRED_AT_ONCE):
+                self._change(None, key, self._entries[key], None, 0, now)
 
     def _entry(self, session: Session, key: str) -> Entry | None:
         check_topic(key)
         if not session.rights.allows("store", key):
             raise RefusedError("unauthorized", f"no right to the key {key}")
+        self._expire(self._node.now)
         return self._entries.get(key)
 
     def _present(self, session: Session, key: str) -> Entry:
@@ -128,22 +209,42 @@ class Store:
         now: float,
     ) -> Entry:
         self._node.capture.check_disk()
+        size = _size(key, value) - (_size(key, old.value) if old else 0)
+        if size > 0:
+            self._node.quotas.check_room("key_bytes", self._bytes, size)
         ends = now + ttl / 1000 if ttl else 0.0
-        entry = Entry(
-            key, old.revision + 1 if old else 1, value, ends + self._node.epoch if ends else 0.0
-        )
+        revision = (old.revision if old else self._floor) + 1
+        entry = Entry(key, revision, value, ends + self._node.epoch if ends else 0.0)
+        if key not in self._entries:
+            self._names.add(key)
         self._entries[key] = entry
-        self._ends.pop(key, None)
+        self._bytes += size
+        self._deleted.pop(key, None)
+        self._deadlines.discard(key)
         if ends:
-            self._ends[key] = ends
-            heapq.heappush(self._deadlines, (ends, key))
+            self._deadlines.set(key, ends)
         self._node.engine.write_entry(entry)
+        if value is None:
+            self._deleted[key] = None
+            self._drop_deleted()
         self._changing[key] += 1
         told = change(entry)
         source, dialect = (session.client_id, session.dialect) if session else ("", "")
         self._node.capture.add(replace(told, source=source, dialect=dialect), now)
         self._node.after(lambda: self._tell(told))
         return entry
+
+    def _drop_deleted(self) -> None:
+        """Drop the oldest deleted keys where there are too many, a tenth of them at once."""
+        most = self._node.quotas.deleted_keys
+        if len(self._deleted) <= most:
+            return
+        for _ in range(len(self._deleted) - most * 9 // 10):
+            key, _ = self._deleted.popitem(last=False)
+            self._floor = max(self._floor, self._entries.pop(key).revision)
+            self._names.remove(key)
+            self._node.engine.drop_entry(key)
+        self._node.engine.write_entry(Entry(FLOOR, self._floor, None))
 
     def is_changing(self, key: str) -> bool:
         """Has a key changed in a way that is not durable yet?"""
@@ -155,6 +256,16 @@ class Store:
             del self._changing[told.address]
         for session in self._watchers.match(told.address):
             session.send(told)
+
+
+def _size(key: str, value: bytes | None) -> int:
+    """The bytes of a key that is there."""
+    return 0 if value is None else len(key) + len(value)
+
+
+def _literal_beginning(filter: str) -> str:
+    """What the text of every key begins with that a filter matches, but for one that `a/#` does."""
+    return filter.split("+", 1)[0].split("#", 1)[0] if has_wildcard(filter) else filter
 
 
 def change(entry: Entry) -> Message:

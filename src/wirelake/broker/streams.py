@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from wirelake.broker.node import Node
     from wirelake.broker.session import Session
 
-#: So many streams may one connection have open.
-MAX_STREAMS = 1000
-
 
 @dataclass(eq=False, slots=True)
 class _End:
@@ -44,6 +41,7 @@ class Streams:
         self._node = node
         self._ends: dict[Session, dict[str, _End]] = {}
         self._number = count(1)
+        self._count = 0  # of both ends of all streams
 
     def open(self, session: Session, message: Message, now: float) -> None:
         """Open a stream to the client that the address names."""
@@ -52,8 +50,7 @@ class Streams:
             raise RefusedError("bad_request", "a stream has a transaction id")
         if message.correlation_id in mine:
             raise RefusedError("conflict", f"the stream {message.correlation_id} is open")
-        if len(mine) >= MAX_STREAMS:
-            raise RefusedError("busy", f"{MAX_STREAMS} streams are open")
+        self._node.quotas.check("streams", len(mine), self._count)
         target = self._node.client_to_send_to(session, message.address)
         if not target.has_streams:
             raise RefusedError("not_found", f"{message.address} takes no streams")
@@ -71,6 +68,7 @@ class Streams:
         self._node.capture.add(replace(opened, dialect=session.dialect), now)
         mine[near.number] = near
         self._ends.setdefault(target, {})[far.number] = far
+        self._count += 2
 
     def data(self, session: Session, message: Message, now: float) -> None:
         """Pass bytes on to the other side; its reader sets the pace."""
@@ -101,6 +99,7 @@ class Streams:
         assert other is not None
         del self._ends[end.session][end.number]
         del self._ends[other.session][other.number]
+        self._count -= 2
         headers = {"$count": str(other.received)} | ({"$code": code} if code else {})
         closed = Message(op="close", correlation_id=other.number, headers=headers)
         other.session.send(closed)

@@ -99,7 +99,9 @@ def make(
     max_messages: Annotated[
         int | None, typer.Option(min=0, help="Beyond which it is full; 0: no limit.")
     ] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=0, help="Of payloads, likewise.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Of messages, headers and overhead, likewise.")
+    ] = None,
     dedup_window: Annotated[
         float | None, typer.Option(min=0, help="Seconds in which an id is taken once.")
     ] = None,

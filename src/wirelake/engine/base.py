@@ -109,7 +109,11 @@ class Engine(ABC):
 
     @abstractmethod
     def write_entry(self, entry: Entry) -> None:
-        """Keep a key's latest state."""
+        """Keep a key's latest state. Revisions count from 1."""
+
+    @abstractmethod
+    def drop_entry(self, key: str) -> None:
+        """Forget a key; does nothing where there is none."""
 
     # Queues
 

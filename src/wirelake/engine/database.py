@@ -104,11 +104,14 @@ CREATE TEMP TRIGGER take_changes INSTEAD OF INSERT ON changes BEGIN
     INSERT OR REPLACE INTO ids
         SELECT value->>0, value->>1, substr(new.data, value->>2, value->>3)
         FROM json_each(new.ids);
+    DELETE FROM entries WHERE key IN (
+        SELECT CAST(value->>0 AS TEXT) FROM json_each(new.entries) WHERE value->>1 = 0
+    );
     INSERT OR REPLACE INTO entries
         SELECT value->>0, value->>1, value->>2,
             CASE WHEN value->>4 < 0 THEN NULL ELSE substr(new.data, value->>3, value->>4) END,
             value->>5
-        FROM json_each(new.entries);
+        FROM json_each(new.entries) WHERE value->>1 > 0;
 END;
 """
 _COLUMNS = ("removed", "queues", "drops", "puts", "attempts", "stale", "ids", "entries")
@@ -130,6 +133,8 @@ Load = list[str | bytes | None]
 SetAside = Callable[[str, bytes, Exception], None]
 #: What a value raises that cannot be decoded.
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError)
+#: The revision that stands in a load for "this key is to be forgotten".
+DROPPED = 0
 
 #: Sequences above the last one that was found may have been used, so many at most.
 LEAP = 1_000_000

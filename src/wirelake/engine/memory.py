@@ -49,6 +49,10 @@ class MemoryEngine(Engine):
         """Keep a key's latest state."""
         self._entries[entry.key] = entry
 
+    def drop_entry(self, key: str) -> None:
+        """Forget a key; does nothing where there is none."""
+        self._entries.pop(key, None)
+
     # Queues
 
     def queues(self) -> Iterable[QueueSettings]:

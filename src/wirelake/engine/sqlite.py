@@ -46,7 +46,7 @@ from wirelake.engine.base import (
     QueueSettings,
     Stored,
 )
-from wirelake.engine.database import LARGEST, Changes, loads
+from wirelake.engine.database import DROPPED, LARGEST, Changes, loads
 from wirelake.engine.log import SEGMENT_BYTES, Log
 from wirelake.engine.retention import Retention
 from wirelake.engine.salvage import Aside, is_damage, open_database, open_empty_database
@@ -262,6 +262,11 @@ class SqliteEngine(Engine):
         _check_size(entry.value or b"")
         self.touch()
         self._open.changes.entries[entry.key] = entry
+
+    def drop_entry(self, key: str) -> None:
+        """Forget a key; does nothing where there is none."""
+        self.touch()
+        self._open.changes.entries[key] = Entry(key, DROPPED, None)
 
     # Queues
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -52,13 +53,17 @@ class Keys:
         limit = number(one(found, "limit", str(MOST)), "limit", least=1, most=MOST)
         rights = rights_of(request, self._node)
 
-        def matching() -> list[Entry]:
+        def page(after: str) -> tuple[list[Entry], str]:
             with self._session(request, rights) as session:
-                entries = self._node.store.matching(session, filter)
-            kept = (one for one in entries if one.value is not None and one.key > after)
-            return [entry for entry, _ in zip(kept, range(limit + 1), strict=False)]
+                return self._node.store.page(session, filter, after)
 
-        entries = await self._gate.ask(matching)
+        entries: list[Entry] = []
+        while True:  # page by page, so that the broker is not kept from everything else
+            looked_up, after = await self._gate.ask(partial(page, after))
+            entries += [entry for entry in looked_up if entry.value is not None]
+            size = sum(len(entry.value or b"") for entry in entries)
+            if not after or len(entries) > limit or size > MOST_BYTES:
+                break
         shown: list[dict[str, Any]] = []
         size = 0
         for entry in entries[:limit]:
@@ -69,7 +74,7 @@ class Keys:
             more = {"expires": entry.expires} if entry.expires else {}
             described = {"key": entry.key, "revision": entry.revision, **more}
             shown.append({**described, **value_as_json(value, "value")})
-        return answer({"keys": shown, "more": len(shown) < len(entries)})
+        return answer({"keys": shown, "more": bool(after) or len(shown) < len(entries)})
 
     async def read(self, request: Request) -> Response:
         """A key's value."""

@@ -124,6 +124,10 @@ class Ledger:
         }
 
     def _write(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._revisions.pop(key, None)
+            self._engine.drop_entry(key)
+            return
         revision = self._revisions.get(key, 0) + 1
         self._revisions[key] = revision
         self._engine.write_entry(Entry(key, revision, value))

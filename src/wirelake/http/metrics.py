@@ -142,7 +142,7 @@ class _Figures(Collector):
             "ready": "Messages in a queue that wait for a consumer.",
             "held": "Messages that consumers have and have not acknowledged.",
             "delayed": "Messages that are not due yet.",
-            "bytes": "Bytes of payloads in a queue.",
+            "bytes": "Bytes of messages in a queue, headers and overhead included.",
             "consumers": "Consumers of a queue.",
             "age": "Seconds that the next message has waited.",
         }

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from wirelake.broker.local import DIALECT, LocalLink, LocalSession
 from wirelake.broker.node import Node
-from wirelake.broker.queues import DELAY
+from wirelake.broker.queues import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
@@ -208,6 +208,7 @@ class _Sender:
 def _check_room(node: Node, address: str, count: int, size: int) -> None:
     queue = node.queues.open(address)
     most, bytes_ = queue.settings.max_messages, queue.settings.max_bytes
+    size += count * MESSAGE_OVERHEAD  # headers are counted when they are put
     if (most and len(queue) + count > most) or (bytes_ and queue.bytes + size > bytes_):
         raise RefusedError("busy", f"the queue {address} has no room for {count} messages")
 

@@ -14,8 +14,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from wirelake.broker.local import LocalSession
 from wirelake.broker.node import Node
+from wirelake.broker.quotas import Quotas
 from wirelake.config import Listener, QueueSettings, Settings
 from wirelake.engine.base import Engine
 from wirelake.engine.memory import MemoryEngine
@@ -110,6 +113,7 @@ class Server:
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
         )
+        node.quotas = Quotas(**msgspec.structs.asdict(settings.quotas))
         node.flow.outbox = flow.outbox
         node.flow.patience = flow.patience
         node.flow.window = flow.window
