@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirelake.address import check_address, check_filter, matches
+from wirelake.address import (
+    check_address,
+    check_client_id,
+    check_filter,
+    check_number,
+    matches,
+)
 from wirelake.broker.rights import covers
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.errors import RefusedError
@@ -103,3 +109,63 @@ def test_only_control_characters_are_kept_out(character: str) -> None:
             check_address(address)
     else:
         assert check_address(address) == address
+
+
+@pytest.mark.parametrize(
+    "client_id",
+    [
+        "a",
+        "client-17",
+        "dev.1@host",
+        "Jürgen K",
+        "名前",
+        "sensor/4",
+        "/",
+        "a:b;c=d|e",
+        "x" * 64,
+        "ž" * 32,
+        "a$b",
+    ],
+)
+def test_a_client_id_has_any_printed_characters(client_id: str) -> None:
+    assert check_client_id(client_id) == client_id
+
+
+@pytest.mark.parametrize(
+    "client_id",
+    [
+        *("", "x" * 65, "ž" * 33, "Z" * 60_000),
+        *("a\r\nInjected: yes", "a\x00", "a\x1b[2J", "a\x7f", "a\x85", "a\u2028b"),
+        *("a\u202eb", "\u200b", "\ud800"),
+        *("a+", "+", "#", "a/#", "$events", "$client"),
+    ],
+)
+def test_what_is_no_client_id_is_refused(client_id: str) -> None:
+    # decision 62
+    with pytest.raises(RefusedError, match="bad_request") as caught:
+        check_client_id(client_id)
+    assert len(caught.value.text) < 100
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_number_is_read_from_its_digits(number: int) -> None:
+    assert check_number(str(number), "n") == number
+    assert check_number("0" + str(number)[:18], "n") == int(str(number)[:18])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "+1", " 1", "1 ", "1_0", "1.0", "1e3", "0x1", "many", "\u0665", "\uff15", "²", "1\n",
+     "9" * 19, "9" * 20, "1" * 5000, "x" * 5000, "\u0665" * 5000],
+)  # fmt: skip
+def test_what_is_no_number_is_refused_with_a_short_text(text: str) -> None:
+    with pytest.raises(RefusedError, match="bad_request: n is a number") as caught:
+        check_number(text, "n")
+    assert len(caught.value.text) < 100
+
+
+def test_a_number_has_bounds() -> None:
+    assert check_number("7", "n", least=7, most=7) == 7
+    for text in ("6", "8"):
+        with pytest.raises(RefusedError, match="n is a number from 7 to 7"):
+            check_number(text, "n", least=7, most=7)

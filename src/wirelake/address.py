@@ -1,18 +1,29 @@
-"""Addresses and filters: what is valid, and what matches.
+"""What peers write as text: addresses, filters, client ids and numbers; what is valid of it.
 
 An address is 1 to 255 bytes of UTF-8 without control characters, in levels separated by `/`. In a
 filter `+` stands for one level and a last `#` for any number of levels, none included. Addresses
 that begin with `$` are reserved and never match a wildcard (spec: one model under every dialect).
+
+A client id is 1 to 64 bytes of UTF-8 that can be printed. As filters say which ids a token may
+claim (`clients`) and which it may send to (`$client/<id>`), it has no wildcards. A number is
+written in ASCII digits, without a sign.
 """
 
 from __future__ import annotations
 
 import re
+from unicodedata import category
 
 from wirelake.errors import RefusedError
 
 MAX_ADDRESS = 255
+MAX_CLIENT_ID = 64
+#: The largest number that a peer can give, and how many digits it may have.
+MAX_NUMBER = 2**63 - 1
+MAX_DIGITS = 19
 
+#: Categories of Unicode: control and formatting characters, halves of pairs, ends of lines.
+_NOT_PRINTED = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -41,6 +52,32 @@ def check_filter(filter: str) -> str:
         if level == "#" and position < len(levels) - 1:
             raise RefusedError("bad_request", f"`#` is the last level of a filter: {filter}")
     return filter
+
+
+def check_client_id(client_id: str) -> str:
+    """The client id, if it is one; raises RefusedError (`bad_request`) that says what is wrong."""
+    size = len(client_id.encode(errors="surrogatepass"))
+    if not 1 <= size <= MAX_CLIENT_ID:
+        text = f"a client id has 1 to {MAX_CLIENT_ID} bytes, not {size}"
+        raise RefusedError("bad_request", text)
+    if any(category(character) in _NOT_PRINTED for character in client_id):
+        raise RefusedError("bad_request", "a client id has no control characters")
+    if client_id.startswith("$") or "+" in client_id or "#" in client_id:
+        raise RefusedError("bad_request", "a client id has no `+` or `#`, nor `$` at its start")
+    return client_id
+
+
+def check_number(text: str, name: str, *, least: int = 0, most: int = MAX_NUMBER) -> int:
+    """The number that a peer has given as text under this name.
+
+    Raises RefusedError (`bad_request`) for anything but ASCII digits, and for what is out of range.
+    """
+    if not (text.isascii() and text.isdecimal()):
+        shown = text if len(text) <= 30 else text[:30] + "…"
+        raise RefusedError("bad_request", f"{name} is a number, not {shown}")
+    if len(text) > MAX_DIGITS or not least <= int(text) <= most:
+        raise RefusedError("bad_request", f"{name} is a number from {least} to {most}")
+    return int(text)
 
 
 def has_wildcard(filter: str) -> bool:

@@ -13,7 +13,7 @@ import secrets
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from wirelake.address import matches
+from wirelake.address import check_client_id, matches
 from wirelake.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ class Clients:
         self._let_go(client_id)
 
     def check(self, rights: Rights, client_id: str, now: float) -> None:
-        """Raise RefusedError where rights do not let their holder use an id.
+        """Raise RefusedError where an id is none, or rights do not let their holder use it.
 
         A live connection with that id is looked at by `claim` and `check_request`.
         """
+        check_client_id(client_id)
         owner = self.owner_of(rights)
         if not self._is_open and not owner:
             raise RefusedError("unauthorized", "to claim a client id takes a token")

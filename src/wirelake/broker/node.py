@@ -28,6 +28,7 @@ from wirelake.broker.boson_text import BosonTextSession
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
 from wirelake.broker.flow import Flow, Policy
+from wirelake.broker.guesses import Guesses
 from wirelake.broker.mfp import MfpSession
 from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import Queue, Queues
@@ -135,6 +136,7 @@ class Node:
         self.tokens: Callable[[str], Rights | None] = lambda token: self.rights_of_strangers
         self.all_rights: list[Rights] = [self.rights_of_strangers]
         self.succeeding_rights: Callable[[Rights], Rights | None] = lambda rights: rights
+        self.guesses = Guesses()
         self.unsettled: dict[KoboldSession, float] = {}
         self.now = 0.0  # the latest time that anybody told
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
@@ -180,12 +182,15 @@ class Node:
 
     def authenticate(self, session: Session, token: str) -> None:
         """Give a session the rights of a token; an id that it claimed with another one is free."""
+        self.guesses.check(session, token, self.now)
         rights = self.tokens(token)
         if rights is None:
+            self.guesses.failed(session, self.now)
             raise RefusedError("unauthorized", "the token is not known")
         if session.has_claimed and self.clients.owner_of(rights) != session.owner:
             self.clients.leave(session, self.now)
             session.client_id = ""
+        self.guesses.succeeded(session, token)
         session.token = token
         session.rights = rights
 
@@ -541,8 +546,20 @@ class Node:
             return self.queues.open(name)
         return self.queues.declare(QueueSettings(name), session.rights, implied=True)
 
+    def consumed_queue(self, session: Session, name: str) -> Queue:
+        """The queue whose message a session acknowledges; who may not consume learns nothing."""
+        if not session.rights.allows("subscribe", check_address(name)):
+            raise RefusedError("unauthorized", f"no right to consume {name}")
+        return self.queues.get(name)
+
+    def check_not_stranger(self, session: Session) -> None:
+        """Refuse to tell a session anything of the broker that has no rights at all."""
+        if session.rights.is_empty:
+            raise RefusedError("unauthorized", "no right to know this")
+
     def queue_states(self, session: Session, now: float) -> list[dict[str, object]]:
         """What people want to know of the queues that a session may consume: the first thousand."""
+        self.check_not_stranger(session)
         states = (
             queue.state(now)
             for queue in self.queues.all()
@@ -700,7 +717,7 @@ class Node:
         self.store.tick(now)
         self.queues.tick(now)
         self.flow.tick(now)
-        self._tell_of_disk()
+        self._tell_what_happened()
         for session, due in list(self.unsettled.items()):
             if due <= now:
                 del self.unsettled[session]
@@ -710,12 +727,15 @@ class Node:
             for each in list(self.sessions):
                 each.tick(now)
 
-    def _tell_of_disk(self) -> None:
-        """Make events of trouble that begins or ends, and of damage that was found meanwhile."""
+    def _tell_what_happened(self) -> None:
+        """Make events of damage that was found, wrong tokens, and trouble that begins or ends."""
         damage = self.engine.damage
         while self._damage_told < len(damage):
             self._damage_told += 1
             self.event("damage", "the disk", damage[self._damage_told - 1])
+        while self.guesses.events:
+            address, text = self.guesses.events.popleft()
+            self.event("wrong_tokens", address, text)
         trouble = self.engine.trouble
         if bool(trouble) != bool(self._trouble_told):
             kind, text = ("trouble", trouble) if trouble else ("recovered", "writing works again")

@@ -11,7 +11,7 @@ import json
 import cbor2
 from msgspec.structs import replace
 
-from wirelake.address import has_wildcard
+from wirelake.address import check_number, has_wildcard
 from wirelake.broker.session import Session
 from wirelake.broker.store import change
 from wirelake.errors import ProtocolError, RefusedError
@@ -20,6 +20,9 @@ from wirelake.wire.kobold import KoboldScanner
 
 #: How long an undecided first frame of Kobold is waited on (decision 15), in seconds.
 SETTLE_AFTER = 0.2
+
+#: The largest parameter that is a number: messages, milliseconds, a revision.
+MOST = 10**9 - 1
 
 #: Ops that change what must survive, beside those of the data store.
 KEPT = ("enqueue", "ack", "nack")
@@ -71,10 +74,11 @@ class OpSession(Session):
                 queue.pull(self, message, max(1, _number(message, "$count")), wait, now)
                 return
             case "ack":
-                self.node.queues.get(message.address).ack(self, message.id, now)
+                self.node.consumed_queue(self, message.address).ack(self, message.id, now)
             case "nack":
                 requeue = message.headers.get("$requeue", "1") != "0"
-                self.node.queues.get(message.address).nack(self, message.id, now, requeue=requeue)
+                queue = self.node.consumed_queue(self, message.address)
+                queue.nack(self, message.id, now, requeue=requeue)
             case "open":
                 self.node.streams.open(self, message, now)
             case "data":
@@ -176,6 +180,7 @@ class OpSession(Session):
 
     def _tell_state(self, message: Message, now: float) -> None:
         state: object
+        self.node.check_not_stranger(self)
         if message.address == "$node":
             state = self.node.state()
             if not self.rights.admin:
@@ -192,10 +197,7 @@ class OpSession(Session):
 
 def _number(message: Message, name: str) -> int:
     """A parameter that is a number, 0 where it is absent."""
-    value = message.headers.get(name, "0")
-    if not value.isdecimal() or len(value) > 9:
-        raise RefusedError("bad_request", f"{name[1:]} is a number, not {value}")
-    return int(value)
+    return check_number(message.headers.get(name, "0"), name[1:], most=MOST)
 
 
 class KoboldSession(OpSession):

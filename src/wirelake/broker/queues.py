@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from wirelake.address import MAX_ADDRESS, check_topic
+from wirelake.address import MAX_ADDRESS, check_number, check_topic
 from wirelake.broker.deadlines import Deadlines
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError
@@ -41,6 +41,8 @@ DEAD = "/$dead"
 MAX_NAME = MAX_ADDRESS - len(DEAD)
 REASON = "dead.reason"
 DELAY = "delay"
+#: The longest delay, in milliseconds.
+MOST_DELAY = 10**12 - 1
 #: A broker whose clock ticks so late (seconds) was stopped, or its machine was.
 STANDSTILL = 1.0
 #: Less than the time between two ticks of the clock (seconds).
@@ -174,9 +176,7 @@ class Queue:
             self._check_room(size_of(message))
         due = 0.0
         if not dead and (delay := message.headers.get(DELAY, "")):
-            if not delay.isdecimal() or len(delay) > 12:
-                raise RefusedError("bad_request", f"a delay is in milliseconds, not {delay}")
-            due = now + int(delay) / 1000
+            due = now + check_number(delay, DELAY, most=MOST_DELAY) / 1000
         sequence = self._next
         self._next += 1
         epoch, window = self._node.epoch, self.settings.dedup_window

@@ -46,6 +46,12 @@ class Rights:
         """Was a right to make queues configured for them?"""
         return not self.is_open and (self.admin or bool(self.declare))
 
+    @property
+    def is_empty(self) -> bool:
+        """May they do nothing at all, as strangers where tokens are configured?"""
+        filters = (self.publish, self.subscribe, self.serve, self.store, self.declare)
+        return not self.admin and not any(filters)
+
     def allows(self, kind: str, filter: str) -> bool:
         """May they do this kind of thing to an address, or to all that a filter matches?"""
         allowed: tuple[str, ...] = getattr(self, kind)

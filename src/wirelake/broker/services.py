@@ -103,7 +103,8 @@ class Services:
     def request(self, session: Session, request: Message, now: float) -> None:
         """Pass a request on to the next of those that serve its address."""
         if not session.rights.allows("publish", check_address(request.address)):
-            raise RefusedError("unauthorized", f"no right to send to {request.address}")
+            # The same text as for a topic: nobody learns whether this is served.
+            raise RefusedError("unauthorized", "no right to publish to this address")
         asked = self._share(session).asked
         self._node.quotas.check("requests", len(asked), len(self._open))
         servers = self._servers.get(request.address, OrderedDict())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from wirelake.address import check_filter, check_topic, has_wildcard, matches
+from wirelake.address import check_filter, check_number, check_topic, has_wildcard, matches
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.names import SortedNames
 from wirelake.broker.subscriptions import FilterIndex
@@ -192,9 +192,7 @@ class Store:
 
     def _expect(self, entry: Entry, message: Message) -> None:
         expected = message.headers.get("$rev", "")
-        if expected and not expected.isdecimal():
-            raise RefusedError("bad_request", f"a revision is a number, not {expected}")
-        if expected and int(expected) != entry.revision:
+        if expected and check_number(expected, "rev") != entry.revision:
             raise RefusedError(
                 "conflict", f"{entry.key} has revision {entry.revision}, not {expected}"
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from wirelake.address import check_topic
+from wirelake.address import check_number, check_topic
 from wirelake.broker.session import Session
 from wirelake.config import QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
@@ -26,6 +26,8 @@ MAX_UNANSWERED = 2
 
 #: What is answered when it is done, if RS asks for it (spec: tmq 4).
 ANSWERED = ("subscribe", "unsubscribe", "declare", "remove")
+#: The most messages that one pull may ask for.
+MOST_PULLED = 10**9 - 1
 #: Content types of answers (spec: tmq 4).
 DONE = 202
 #: What the lines of a 610 may say of a queue (spec: tmq 4).
@@ -92,15 +94,14 @@ class TmqSession(Session):
                 return
             case "dequeue":
                 count = message.payload.decode(errors="replace").strip() or "1"
-                if not count.isdecimal() or len(count) > 9:
-                    raise RefusedError("bad_request", "a pull's payload is a number")
+                number = check_number(count, "a pull's payload", most=MOST_PULLED)
                 queue = self.node.queue_to_consume(self, message.address)
-                queue.pull(self, message, max(1, int(count)), 0.0, now)
+                queue.pull(self, message, max(1, number), 0.0, now)
                 return
             case "ack":
-                self.node.queues.get(message.address).ack(self, message.id, now)
+                self.node.consumed_queue(self, message.address).ack(self, message.id, now)
             case "nack":
-                self.node.queues.get(message.address).nack(self, message.id, now)
+                self.node.consumed_queue(self, message.address).nack(self, message.id, now)
             case "terminate":
                 self.close("terminated by the client")
             case "ping":

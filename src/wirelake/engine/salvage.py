@@ -114,6 +114,7 @@ class Aside:
         if self._path is None:
             self._path = _free_name(self._folder / "broker.db", ".jsonl")
         line = {"what": what, "error": str(error), "base64": base64.b64encode(raw).decode()}
+        self._path.touch(0o600)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()

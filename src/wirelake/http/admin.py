@@ -60,11 +60,19 @@ class Admin:
         except RefusedError as error:
             return refused(error.code, error.text, state="silent")
         if trouble:
+            if not self._is_operator(request):
+                trouble = "what must be kept cannot be written"  # paths are none of their business
             return refused("busy", trouble, state="trouble", backlog=backlog)
         if backlog > self._node.capture.backlog:
             text = "more waits for the disk than may"
             return refused("busy", text, state="behind", backlog=backlog)
         return answer({"state": "ok", "backlog": backlog})
+
+    def _is_operator(self, request: Request) -> bool:
+        try:
+            return rights_of(request, self._node).admin
+        except RefusedError:
+            return False
 
     # Addresses and connections
 
@@ -267,7 +275,10 @@ class Admin:
     async def advance(self, request: Request) -> Response:
         """A query says how far it has read."""
         query(request)
-        _require_reader(rights_of(request, self._node))
+        rights = rights_of(request, self._node)
+        _require_reader(rights)
+        # Where no tokens are configured, progress belongs to nobody.
+        owner = "" if rights.is_open else rights.name
         name = path_part(request, "query")
         offsets = _parsed(await body(request, SMALL_BODY), dict[str, int])
 
@@ -279,7 +290,8 @@ class Admin:
                 if not 0 <= offset <= ends[partition]:
                     text = f"partition {partition} ends at {ends[partition]}, not {offset}"
                     raise RefusedError("bad_request", text)
-            self._ledger.advance(name, {int(key): value for key, value in offsets.items()})
+            numbers = {int(key): value for key, value in offsets.items()}
+            self._ledger.advance(name, numbers, owner, admin=rights.admin)
             return sum(self._ledger.lags()[name].values())
 
         return answer({"query": name, "lag": await self._gate.change(advance)})

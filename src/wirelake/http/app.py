@@ -180,9 +180,12 @@ class Api:
         filters = [check_filter(one) for one in query(request, "filter").get("filter", [])]
         if not filters:
             raise RefusedError("bad_request", "say which addresses: filter=…")
+        rights = rights_of(request, self._node)
+        for filter in filters:
+            require(rights, "subscribe", filter)
         if len(self._events) >= MOST_EVENTS:
             raise RefusedError("busy", f"{MOST_EVENTS} event streams are open already")
-        events = Events(self._gate, rights_of(request, self._node), filters, peer(request))
+        events = Events(self._gate, rights, filters, peer(request))
         await events.open()
         self._events.add(events)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ipaddress
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
+from wirelake.address import MAX_NUMBER, check_number
 from wirelake.broker.rights import Rights
 from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
@@ -71,14 +73,15 @@ PROTECTION = (
 
 #: A client may pause so long within a body (seconds).
 PATIENCE = 30.0
+#: The longest that the answer to a wrong token waits (seconds), and how many wait at a time.
+LONGEST_DELAY = 5.0
+MOST_DELAYS = 64
 #: Bytes of bodies that are held at a time: four of the largest.
 BODIES = 256 << 20
 
 #: What is listed at most: messages or keys, and bytes of them.
 MOST = 1000
 MOST_BYTES = 8 << 20
-
-_LARGEST = 2**63 - 1
 
 _encode = msgspec.json.Encoder().encode
 
@@ -100,7 +103,9 @@ def refused(
 
 
 class TokenError(RefusedError):
-    """A token that nobody has."""
+    """A token that nobody has; the answer waits for so many seconds."""
+
+    delay = 0.0
 
 
 class PreconditionError(RefusedError):
@@ -118,14 +123,16 @@ class RangeError(RefusedError):
 async def on_refused(request: Request, error: Exception) -> Response:
     """What a RefusedError or an EngineError is to a client."""
     match error:
+        case TokenError():
+            await _delays.wait(error.delay)
+            return refused(error.code, error.text, 401)
         case RangeError():
             return refused(error.code, error.text, 416, **error.told)
         case PreconditionError():
             return refused(error.code, error.text, 412)
         case RefusedError():
             has_token = bool(request.headers.get("authorization"))
-            is_stranger = isinstance(error, TokenError) or not has_token
-            status = 401 if error.code == "unauthorized" and is_stranger else 0
+            status = 401 if error.code == "unauthorized" and not has_token else 0
             return refused(error.code, error.text, status)
         case EngineError():
             return refused("busy", error.reason)
@@ -199,6 +206,27 @@ class Stream(StreamingResponse):
         finally:
             self._ended()
             await self._content.aclose()  # now, and not when somebody collects it
+
+
+class _Delays:
+    """Answers to wrong tokens that wait, up to so many at a time: they hold a connection each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting = 0
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for so long, or for a moment where too many wait already."""
+        if self._waiting >= self._most:
+            return
+        self._waiting += 1
+        try:
+            await asyncio.sleep(min(seconds, LONGEST_DELAY))
+        finally:
+            self._waiting -= 1
+
+
+_delays = _Delays(MOST_DELAYS)
 
 
 class Memory:
@@ -303,9 +331,18 @@ def rights_of(request: Request, node: Node) -> Rights:
     if not given:
         return node.rights_of_strangers
     kind, _, token = given.partition(" ")
-    rights = node.tokens(token.strip()) if kind.lower() == "bearer" else None
+    token = token.strip()
+    address = request.client.host if request.client else ""
+    now = time.monotonic()
+    if wait := node.guesses.wait(address, token, now):
+        raise TokenError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
+    rights = node.tokens(token) if kind.lower() == "bearer" else None
     if rights is None:
-        raise TokenError("unauthorized", "the token is not known")
+        error = TokenError("unauthorized", "the token is not known")
+        error.delay = node.guesses.failed_at(address, now)
+        raise error
+    if not node.rights_of_strangers.is_open:
+        node.guesses.succeeded_at(address, token)
     return rights
 
 
@@ -355,12 +392,9 @@ def one(found: dict[str, list[str]], name: str, default: str = "") -> str:
     return values[0]
 
 
-def number(text: str, name: str, *, least: int = 0, most: int = _LARGEST) -> int:
+def number(text: str, name: str, *, least: int = 0, most: int = MAX_NUMBER) -> int:
     """A whole number within bounds."""
-    digits = text.isascii() and text.isdecimal() and len(text) <= 19
-    if not digits or not least <= int(text) <= most:
-        raise RefusedError("bad_request", f"{name} is a number from {least} to {most}")
-    return int(text)
+    return check_number(text, name, least=least, most=most)
 
 
 def header(request: Request, name: str) -> str:
@@ -389,7 +423,7 @@ async def body(request: Request, most: int) -> bytes:
     """The whole body, of at most so many bytes; refused before it is read, where that is known."""
     too_large = RefusedError("too_large", f"a body has at most {most} bytes")
     announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > most:
+    if announced and number(announced, "Content-Length") > most:
         raise too_large
     parts: list[bytes] = []
     size = 0

@@ -35,7 +35,7 @@ from wirelake.http.exchange import (
 from wirelake.http.gate import Gate
 from wirelake.message import Message
 
-_ETAG = re.compile(r'"(\d{1,18})"')
+_ETAG = re.compile(r'"([0-9]{1,18})"')
 
 
 class Keys:

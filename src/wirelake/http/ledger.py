@@ -38,10 +38,11 @@ class Producer(msgspec.Struct):
 
 
 class Progress(msgspec.Struct):
-    """How far a query has read, per partition."""
+    """How far a query has read, per partition, and the token that may say so; empty: any."""
 
     offsets: dict[int, int] = {}
     time: float = 0.0
+    owner: str = ""
 
 
 class Ledger:
@@ -96,15 +97,34 @@ class Ledger:
         known.time = time.time()
         self._write(PRODUCER + name, msgspec.json.encode(known))
 
-    def advance(self, query: str, offsets: dict[int, int]) -> None:
-        """A query has read so far."""
+    def advance(
+        self, query: str, offsets: dict[int, int], owner: str = "", *, admin: bool = False
+    ) -> None:
+        """A query has read so far, says the token `owner`.
+
+        A query belongs to the token that was the first to write its progress; operators may write
+        it, too. Raises RefusedError (`unauthorized`) for anybody else.
+        """
         check_address(PROGRESS + query)
-        if query not in self.queries and len(self.queries) >= MAX_QUERIES:
-            self.forget(min(self.queries, key=lambda one: self.queries[one].time))
-        known = self.queries.get(query) or Progress()
-        progress = Progress({**known.offsets, **offsets}, time.time())
+        known = self.queries.get(query)
+        if known is None:
+            self._make_room(owner)
+            known = Progress(owner=owner)
+        elif known.owner and known.owner != owner and not admin:
+            text = f"the progress of {query} is written by another token"
+            raise RefusedError("unauthorized", text)
+        progress = Progress({**known.offsets, **offsets}, time.time(), known.owner or owner)
         self.queries[query] = progress
         self._write(PROGRESS + query, msgspec.json.encode(progress))
+
+    def _make_room(self, owner: str) -> None:
+        """Forget the query that was silent the longest, where there are too many: one's own."""
+        if len(self.queries) < MAX_QUERIES:
+            return
+        mine = [name for name, known in self.queries.items() if known.owner in ("", owner)]
+        if not mine:
+            raise RefusedError("busy", f"the progress of {MAX_QUERIES} queries is kept already")
+        self.forget(min(mine, key=lambda one: self.queries[one].time))
 
     def forget(self, query: str) -> None:
         """A query reads no more."""

@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wirelake.address import check_filter, has_wildcard
+from wirelake.address import check_filter, check_number, has_wildcard
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import END, PREAMBLE, STORED, decode
 from wirelake.engine.base import Engine, LogBatch, Position
@@ -301,8 +301,8 @@ def find_time(engine: Engine, position: Position, time: int) -> int:
 
 def parse_time(text: str, name: str) -> int:
     """µs since 1970, from a number of them or from a date and time of ISO 8601."""
-    if text.isascii() and text.isdecimal() and len(text) <= 18:
-        return int(text)
+    if text.isdecimal():
+        return check_number(text, name, most=10**18)
     try:
         given = datetime.datetime.fromisoformat(text)
     except ValueError:

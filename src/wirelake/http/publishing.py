@@ -30,7 +30,7 @@ from wirelake.broker.queues import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
-from wirelake.http.exchange import CutOffError, as_json
+from wirelake.http.exchange import CutOffError, as_json, require
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
 from wirelake.http.rows import CHUNK, Rows
@@ -257,6 +257,9 @@ class Events:
         self._session.observes = True
         try:
             for filter in self._filters:
+                require(
+                    self._session.rights, "subscribe", filter
+                )  # before what it may conflict with
                 if filter in self._node.queues:
                     text = f"{filter} is a queue: it is consumed on the wire, or peeked at here"
                     raise RefusedError("conflict", text)

@@ -1,0 +1,152 @@
+"""Wrong tokens: who gives too many of them has to wait, and operators are told.
+
+A *connection* may give `FREE` wrong tokens. From then on its tokens are not looked at for a while,
+which doubles with every further wrong one, and after `MOST` attempts it is closed. A connection
+whose first token is right never notices any of this, whoever else shares its address.
+
+An *address* that gives more than `FREE_ADDRESS` wrong tokens in ten minutes is told to operators.
+If it is another machine's, its tokens are not looked at for a while either, but for those that were
+right there before. Addresses of this machine are never barred as a whole, since everybody behind a
+proxy, a tunnel or a container has the same one.
+
+Also used by HTTP, on another thread: so events wait here until the node's clock ticks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from wirelake.errors import RefusedError
+
+if TYPE_CHECKING:
+    from wirelake.broker.session import Session
+
+#: Wrong tokens of one connection that cost nothing, and attempts after which it is closed.
+FREE = 3
+MOST = 20
+#: Wrong tokens of one address that cost nothing.
+FREE_ADDRESS = 20
+#: The first wait and the longest one (seconds).
+FIRST = 0.25
+LONGEST = 30.0
+#: Wrong tokens are forgotten after so long (seconds); events of one address come this far apart.
+FORGOTTEN = 600.0
+QUIET = 60.0
+#: Addresses, and right tokens of addresses, that are remembered; the oldest go first.
+MOST_ADDRESSES = 10_000
+
+
+@dataclass(slots=True)
+class _Trial:
+    """The wrong tokens of a connection, or of an address."""
+
+    wrong: int = 0
+    attempts: int = 0  # those that were not looked at included
+    until: float = 0.0  # nothing is looked at before
+    last: float = 0.0
+    told: float = -QUIET
+
+
+class Guesses:
+    """Counts wrong tokens, of connections on the wire and of requests of HTTP."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: WeakKeyDictionary[Session, _Trial] = WeakKeyDictionary()
+        self._addresses: OrderedDict[str, _Trial] = OrderedDict()
+        self._right: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        #: What operators are to be told: an address, and a text.
+        self.events: deque[tuple[str, str]] = deque(maxlen=100)
+
+    def check(self, session: Session, token: str, now: float) -> None:
+        """Raise RefusedError where a connection's tokens are not looked at now."""
+        trial = self._connections.get(session)
+        wait = max(
+            0.0 if trial is None else trial.until - now, self.wait(_host(session), token, now)
+        )
+        if wait <= 0:
+            return
+        if trial is None:
+            trial = self._connections[session] = _Trial()
+        trial.attempts += 1
+        if trial.attempts > MOST:
+            session.close("too many wrong tokens")
+        raise RefusedError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
+
+    def failed(self, session: Session, now: float) -> None:
+        """A connection has given a wrong token."""
+        trial = self._connections.setdefault(session, _Trial())
+        trial.wrong += 1
+        trial.attempts += 1
+        trial.until = now + _delay(trial.wrong - FREE)
+        self.failed_at(_host(session), now)
+
+    def succeeded(self, session: Session, token: str) -> None:
+        """A connection has given a right token."""
+        self._connections.pop(session, None)
+        self.succeeded_at(_host(session), token)
+
+    # By address alone, from any thread
+
+    def wait(self, address: str, token: str, now: float) -> float:
+        """For how many seconds this token of an address is not looked at; 0: it is."""
+        with self._lock:
+            trial = self._addresses.get(address)
+            if trial is None or trial.until <= now or _is_local(address):
+                return 0.0
+            return 0.0 if _key(address, token) in self._right else trial.until - now
+
+    def failed_at(self, address: str, now: float) -> float:
+        """An address has given a wrong token; how many seconds the answer may well wait."""
+        with self._lock:
+            trial = self._addresses.get(address)
+            if trial is None or now - trial.last > FORGOTTEN:
+                trial = self._addresses[address] = _Trial()
+            self._addresses.move_to_end(address)
+            while len(self._addresses) > MOST_ADDRESSES:
+                self._addresses.popitem(last=False)
+            trial.wrong += 1
+            trial.last = now
+            delay = _delay(trial.wrong - FREE_ADDRESS)
+            trial.until = now + delay
+            if trial.wrong > FREE_ADDRESS and now - trial.told >= QUIET:
+                trial.told = now
+                self.events.append((address, f"{trial.wrong} wrong tokens within ten minutes"))
+            return delay
+
+    def succeeded_at(self, address: str, token: str) -> None:
+        """An address has given a right token."""
+        with self._lock:
+            self._right[_key(address, token)] = None
+            self._right.move_to_end(_key(address, token))
+            while len(self._right) > MOST_ADDRESSES:
+                self._right.popitem(last=False)
+
+
+def _delay(beyond: int) -> float:
+    """The wait after so many wrong tokens beyond those that cost nothing."""
+    return 0.0 if beyond <= 0 else min(LONGEST, FIRST * 2.0 ** min(beyond - 1, 30))
+
+
+def _key(address: str, token: str) -> tuple[str, bytes]:
+    """A token of an address; the token itself is not kept."""
+    return address, hashlib.sha256(token.encode(errors="surrogatepass")).digest()
+
+
+def _host(session: Session) -> str:
+    """The address of a connection without its port; what is no address is this machine's."""
+    host, colon, port = session.link.peer.rpartition(":")
+    return host.strip("[]") if colon and port.isdecimal() else session.link.peer
+
+
+def _is_local(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return True  # a Unix socket
