@@ -28,6 +28,9 @@ SPEC_ENCODED = {
     "kobold-3: bytes 0d0a inside the metadata": (
         b"\0\0\0\x12PUB t\r\n\xa1\x61k\x62\r\n\r\nx\r\n"  # bytes that are text become text
     ),
+    "kobold-2: null is absent": (  # an empty content is written as no bytes
+        b"\0\0\0C\xa6bidbs1lmessage_type\x02etopicca/bntransaction_id`gcontent@itimestamp\0"
+    ),
 }
 
 
