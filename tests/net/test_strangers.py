@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Literal
 from urllib.parse import urlsplit
 
 import pytest
 
+from wirelake.config import TokenSettings, hash_token
 from wirelake.testing import Broker
 
 
@@ -134,6 +136,182 @@ async def test_a_message_type_that_is_null_is_none(broker: Broker) -> None:  # s
     await peer.hears(len(body).to_bytes(4, "big") + body)
     assert await peer.is_hung_up_on()
     await peer.close()
+
+
+# TMQ 1.01, as the .NET client writes it. Every message has ttl 16, a message id and, once the
+# client has an id, that as its source. Hello has FA, its first line is a request line, and
+# `Client-Id` comes last. Up to version 2.0.5 numbers are big-endian, from 2.0.6 on little-endian.
+
+
+class Net:
+    """The frames of the .NET client `net`, whose ids are `i1`, `i2` and so on."""
+
+    def __init__(self, order: Literal["big", "little"]) -> None:
+        self.order = order
+
+    def number(self, value: int) -> bytes:
+        """A content type, or a length of two bytes."""
+        return value.to_bytes(2, self.order)
+
+    def frame(
+        self,
+        head: str,
+        content_type: int,
+        message_id: bytes = b"",
+        source: bytes = b"",
+        target: bytes = b"",
+        payload: bytes = b"",
+    ) -> bytes:
+        """Two bytes in hexadecimal, three lengths, the content type, the length, all the rest."""
+        size = len(payload)
+        length = bytes([size]) if size < 253 else b"\xfd" + self.number(size)
+        lengths = bytes([len(message_id), len(source), len(target)])
+        ids = message_id + source + target
+        return bytes.fromhex(head) + lengths + self.number(content_type) + length + ids + payload
+
+    @property
+    def hello(self) -> bytes:
+        """Type server with FA; the id and the source are there."""
+        lines = b"CONNECT /\r\nClient-Type: net\r\nClient-Id: net\r\n"
+        return self.frame("9010", 101, b"i0", b"net", b"", lines)
+
+    @property
+    def accepted(self) -> bytes:
+        """The broker's answer to it."""
+        return self.frame("1010", 202, target=b"net", payload=b"Server: wirelake\r\n")
+
+
+ORDERS = pytest.mark.parametrize("order", ["big", "little"])
+GREETING = b"TMQ/1.01"
+
+
+async def net_client(broker: Broker, net: Net) -> Stranger:
+    """One that has sent its greeting and Hello in one go, as it does."""
+    peer = await Stranger(broker, "tmq").open()
+    await peer.say(GREETING, net.hello)
+    await peer.hears(GREETING, net.accepted)
+    return peer
+
+
+def test_the_two_orders_are_the_bytes_of_the_specification() -> None:
+    """spec: tmq 2: `00 65` and `65 00`; 300 bytes are `fd 01 2c` and `fd 2c 01`."""
+    for order, content_type, length in [("big", "0065", "fd012c"), ("little", "6500", "fd2c01")]:
+        net = Net(order)  # type: ignore[arg-type]
+        assert net.hello[5:7].hex() == content_type
+        assert net.frame("1110", 7, payload=b"x" * 300)[7:10].hex() == length
+
+
+@ORDERS
+async def test_the_dotnet_client_joins_and_pushes(
+    broker: Broker, order: Literal["big", "little"]
+) -> None:
+    """spec: tmq 1, 2, 4, 7: 200 alone is success to it, and an acknowledgement echoes."""
+    net = Net(order)
+    peer = await net_client(broker, net)
+    await peer.say(net.frame("1090", 601, b"i1", b"net", b"news"))
+    await peer.hears(net.frame("1410", 200, b"i1", b"", b"net"))
+    # A push that waits for its acknowledgement; it is also delivered to itself.
+    await peer.say(net.frame("1150", 513, b"i2", b"net", b"news", b"x" * 300))
+    await peer.hears(
+        net.frame("910f", 513, b"i2", b"net", b"news", b"x" * 300),
+        net.frame("1310", 513, b"i2", b"", b"news"),
+    )
+    await peer.say(net.frame("1090", 602, b"i3", b"net", b"news"))
+    await peer.hears(net.frame("1410", 200, b"i3", b"", b"net"))
+    await peer.say(net.frame("1090", 602, b"i4", b"net", b"news"))
+    text = b"no subscription to news"
+    await peer.hears(net.frame("1410", 404, b"i4", b"", b"net", text))
+    await peer.say("89ff000000000000")
+    await peer.hears("8aff000000000000")
+    await peer.say("0810000000000000")  # terminate
+    assert await peer.is_hung_up_on()
+    await peer.close()
+
+
+@ORDERS
+async def test_the_dotnet_client_consumes_refuses_and_acknowledges(
+    broker: Broker, order: Literal["big", "little"]
+) -> None:
+    """spec: tmq 4, 7."""
+    net = Net(order)
+    peer = await net_client(broker, net)
+    await peer.say(net.frame("1090", 610, b"i1", b"net", b"jobs", net.number(7)))
+    await peer.hears(net.frame("1410", 200, b"i1", b"", b"net"))
+    await peer.say(net.frame("1150", 7, b"i2", b"net", b"jobs", b"dig"))
+    await peer.hears(net.frame("1310", 7, b"i2", b"", b"jobs"))
+    await peer.say(net.frame("1090", 601, b"i3", b"net", b"jobs"))
+    await peer.hears(
+        net.frame("914f", 7, b"i2", b"net", b"jobs", b"dig"),
+        net.frame("1410", 200, b"i3", b"", b"net"),
+    )
+    # The acknowledgement has FA as the message had, and its content type.
+    await peer.say(net.frame("9310", 7, b"i2", b"net", b"jobs", b"FAILED"))
+    await peer.hears(net.frame("114f", 7, b"i2", b"net", b"jobs", b"dig"))
+    await peer.say(net.frame("1310", 7, b"i2", b"net", b"jobs"))
+    await peer.say(net.frame("1090", 611, b"i4", b"net", b"jobs", net.number(7)))
+    await peer.hears(net.frame("1410", 200, b"i4", b"", b"net"))
+    await peer.close()
+
+
+@ORDERS
+async def test_the_dotnet_client_pulls(broker: Broker, order: Literal["big", "little"]) -> None:
+    """spec: tmq 6: a channel message with RS and no payload."""
+    net = Net(order)
+    peer = await net_client(broker, net)
+    options = b"Content-Type: 7\r\nUse-Message-Id: 1\r\nQueue-Status: pull\r\n"
+    await peer.say(net.frame("1090", 610, b"i1", b"net", b"jobs", options))
+    await peer.hears(net.frame("1410", 200, b"i1", b"", b"net"))
+    await peer.say(net.frame("1190", 7, b"i2", b"net", b"jobs"))
+    await peer.hears(net.frame("1410", 404, b"i2", b"", b"net"))  # nothing there: no payload
+    await peer.say(net.frame("1110", 7, b"i3", b"net", b"jobs", b"dig"))
+    await peer.say(net.frame("1190", 7, b"i4", b"net", b"jobs"))
+    await peer.hears(net.frame("9450", 7, b"i4", b"net", b"net", b"dig"))
+    await peer.say(net.frame("9310", 7, b"i4", b"net", b"net"))  # it names the source
+    await peer.say(net.frame("1190", 7, b"i5", b"net", b"jobs"))
+    await peer.hears(net.frame("1410", 404, b"i5", b"", b"net"))
+    # 612, by the same lines.
+    await peer.say(net.frame("1090", 612, b"i6", b"net", b"jobs", b"Content-Type: 7\r\n"))
+    await peer.hears(net.frame("1410", 200, b"i6", b"", b"net"))
+    await peer.close()
+
+
+async def test_dotnet_clients_of_both_versions_talk_to_each_other(broker: Broker) -> None:
+    """spec: tmq 2, 7, 8: client messages and their acknowledgements change the byte order."""
+    old, new = Net("big"), Net("little")
+    peers = [await Stranger(broker, "tmq").open() for _ in range(2)]
+    for net, peer, name in zip((old, new), peers, (b"old", b"new"), strict=True):
+        await peer.say(GREETING, net.frame("9010", 101, b"i0", name, b"", b"Client-Id: " + name))
+        await peer.hears(GREETING)
+        await peer.hears(net.frame("1010", 202, b"", b"", name, b"Server: wirelake\r\n"))
+    await peers[0].say(old.frame("1250", 513, b"d1", b"old", b"new", b"y" * 253))
+    await peers[1].hears(new.frame("1250", 513, b"d1", b"old", b"new", b"y" * 253))
+    await peers[1].say(new.frame("1310", 513, b"d1", b"new", b"old"))
+    await peers[0].hears(old.frame("1310", 513, b"d1", b"new", b"old"))
+    for peer in peers:
+        await peer.close()
+
+
+async def test_the_dotnet_client_without_connection_data_sends_no_hello(broker: Broker) -> None:
+    """spec: tmq 1: it has no id that it would send, and the order is big-endian."""
+    net = Net("big")
+    peer = await Stranger(broker, "tmq").open()
+    await peer.say(GREETING, net.frame("1090", 601, b"i1", b"", b"news"))
+    await peer.hears(GREETING, net.frame("1410", 200, b"i1", b"", b"client-1"))
+    await peer.say(net.frame("1110", 7, b"i2", b"", b"news", b"hi"))
+    await peer.hears(net.frame("910f", 7, b"i2", b"client-1", b"news", b"hi"))
+    await peer.close()
+
+
+async def test_where_tokens_are_needed_a_client_without_hello_is_closed() -> None:
+    """spec: tmq 1: 401."""
+    net = Net("big")
+    friend = TokenSettings(name="friend", hash=hash_token("secret"), publish=("#",))
+    async with Broker(tokens=(friend,)) as guarded:
+        peer = await Stranger(guarded, "tmq").open()
+        await peer.say(GREETING, net.frame("1090", 601, b"i1", b"", b"news"))
+        await peer.hears(GREETING, net.frame("1010", 401, payload=b"Hello comes first"))
+        assert await peer.is_hung_up_on()
+        await peer.close()
 
 
 # mfp, as the Java client's data output stream writes it: type, uid, a length of four bytes.
