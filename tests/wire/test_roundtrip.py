@@ -188,11 +188,7 @@ WIDTHS = {252: 1, 253: 2, 0xFFFF: 2, 0x10000: 4, 0x12345: 4}
 @pytest.mark.parametrize("size", WIDTHS)
 def test_long_payloads_come_back_in_little_endian(size: int) -> None:  # spec: tmq 2
     batch = [HELLO, Message(address="q", payload=b"x" * size, dialect="tmq-1.01")]
-    table = FrameTable(2)
-    table.fill(batch, "tmq-1.01")
-    little = encoder("tmq-1.01")
-    little.little = True
-    frames = bytes(little.encode(table))
+    frames = write(batch, "tmq-1.01", source="tmq-1.01", little=True)
     reading = read("tmq-1.01", chunks(frames, 1000))
     assert reading.messages == batch
     length = frames[len(frames) - size - 1 - WIDTHS[size] : len(frames) - size - 1]
