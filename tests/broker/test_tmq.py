@@ -182,6 +182,7 @@ def pull(client: Client, name: str, request: str) -> Message:
 
 @pytest.mark.parametrize("dialect", TMQ)
 def test_a_pull_takes_one_message_as_a_response(desk: Desk, dialect: str) -> None:  # spec: tmq 6
+    # decision 64
     desk.node.queues.declare(QueueSettings("q", mode="pull"))
     producer, worker = desk.client("kobold-3", "producer"), desk.client(dialect, "worker")
     queue = desk.node.queues.get("q")
@@ -286,7 +287,8 @@ def test_an_acknowledgement_that_nobody_can_get_is_not_found(desk: Desk) -> None
 
 
 @pytest.mark.parametrize("dialect", TMQ)
-def test_channels_queues_and_clients_are_told(desk: Desk, dialect: str) -> None:  # spec: tmq 4
+def test_channels_queues_and_clients_are_told(desk: Desk, dialect: str) -> None:
+    """spec: tmq 4, decision 65"""
     client, other = desk.client(dialect, "c"), desk.client("kobold-2", "other")
     other.subscribe("house/#", "news")
     assert ask(client, 603, "garden") == (200, "")

@@ -82,7 +82,7 @@ def test_both_directions_are_read_in_every_dialect(dialect: str, port: str) -> N
 
 @pytest.mark.parametrize("gap", [False, True], ids=["whole", "with a gap"])
 def test_both_directions_of_a_little_endian_tmq_connection_are_read(gap: bool) -> None:
-    """spec: tmq 2: what the client's Hello told holds for the broker's side as well."""
+    """spec: tmq 2, decision 62: what the client's Hello told holds for the broker's side."""
     asked = [Message(op="handshake"), Message(op="hello", payload=b"Client-Id: c\r\n")]
     asked.append(Message("a/b", b"x" * 300, content_type=0x0102))
     accepted = write([Message(op="handshake"), Message(op="ok")], "tmq-1.01", little=True)

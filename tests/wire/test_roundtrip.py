@@ -195,6 +195,14 @@ def test_long_payloads_come_back_in_little_endian(size: int) -> None:  # spec: t
     assert length == size.to_bytes(WIDTHS[size], "little")
 
 
+def test_the_answer_to_hello_tells_the_order_too() -> None:  # decision 62
+    accepted = Message(op="ok", target="c", content_type=202, dialect="tmq-1.01")
+    answered = [accepted, Message(op="direct", target="c", content_type=7, dialect="tmq-1.01")]
+    for little in (False, True):
+        frames = write(answered, "tmq-1.01", source="tmq-1.01", client=False, little=little)
+        assert read("tmq-1.01", single_bytes(frames)).messages == answered
+
+
 def test_a_scanner_can_be_told_the_order_and_1_00_has_only_one() -> None:  # spec: tmq 2
     frame = bytes.fromhex("1110000001010200") + b"q"
     table = FrameTable(1)
