@@ -36,12 +36,21 @@ class Build:
     errors: ModuleType
 
     def encoders(self) -> dict[str, Any]:
-        """Every kind there is: for a client and for a broker, and mfp's that splits."""
+        """Every kind: for a client, for a broker, mfp that splits, TMQ that is little-endian."""
         made = {name: self.wire.encoder(name) for name in self.wire.DIALECTS}
         for name in self.wire.DIALECTS:
             broker = made[f"{name} broker"] = self.wire.encoder(name, client=False)
             broker.origin, broker.first = b"client-1", True
+        little = made["tmq-1.01 little"] = self.wire.encoder("tmq-1.01", client=False)
+        little.little = True
         return made | {"mfp-1 split": self.mfp.MfpEncoder(split=True)}
+
+    def scanner(self, encoder: str) -> Any:
+        """A scanner for what one of these encoders writes, wherever in a stream it begins."""
+        made = self.wire.scanner(encoder.partition(" ")[0])
+        if encoder.startswith("tmq"):  # else a server message might tell the byte order by chance
+            made.set_order(encoder.endswith(" little"))
+        return made
 
     def strict(self, data: bytes) -> bytes:
         """The same bytes, guarded where this build can be watched."""

@@ -43,7 +43,7 @@ WORDS = {
         b"\x62id", b"\x6cmessage_type", b"\x65topic", b"\x6etransaction_id", b"\x67content",
         b"\x69timestamp", b"\x68metadata", b"\xa0", b"\xa1", b"\xbf", b"\xff", b"\x9f", b"\x7f",
         b"\x5f\x41a\xff", b"\x7f\x61a\xff", b"\xf5", b"\x20", b"\x1b\x80" + bytes(7), b"\xc1\0",
-        b"\x18\x18", b"\x3b\x7f" + b"\xff" * 7, b"\x81\x81\x81\x81\x81\x81\x81\x81\x00",
+        b"\xf6", b"\x18\x18", b"\x3b\x7f" + b"\xff" * 7, b"\x81\x81\x81\x81\x81\x81\x81\x81\x00",
         b"\x63ttl", b"\x64prio\x01", b"\x63ack\x61\x31", b"\x62to", b"\x64from", b"\x62tx",
     ),
     "kobold-3": (
@@ -55,12 +55,14 @@ WORDS = {
     "tmq-1.00": (
         b"TMQ/1.00", b"TMQ/", b"\x11\x10\0\0\1\0\7\1q", b"\x89\xff" + bytes(6), b"\x80\1",
         b"\x8a\xff" + bytes(6), b"\x10\x10\0\0\0\0\x65", b"\2\x59", b"\x13\x10", b"\x14\x90",
-        b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\xff\x7f", b"Client-Id: c\r\n",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\x7f", b"\xff\x7f", b"Client-Id: c\r\n", b"FAILED",
     ),
     "tmq-1.01": (
         b"TMQ/1.01", b"TMQ/", b"\x11\x10\0\0\1\0\7\1q", b"\x89\xff" + bytes(6), b"\xfc",
         b"\x8a\xff" + bytes(6), b"\x10\x10\0\0\0\0\x65", b"\2\x59", b"\x13\x10", b"\x14\x90",
         b"\xfd\0\xfd", b"\xfe\0\1\0\0", b"\xff" + bytes(7) + b"\1", b"Client-Id: c\r\n",
+        b"\x10\x10\0\0\0\x65\0\0", b"\xca\0", b"\xfd\xfd\0", b"\xfe\0\0\1\0", b"\xff\1" + bytes(7),
+        b"FAILED", b"timeout",
     ),
 }  # fmt: skip
 

@@ -243,7 +243,7 @@ class _Singles:
         self.build = build
         self.dialect = dialect
         self.encoders = {name: build.wire.encoder(name) for name in build.wire.DIALECTS}
-        self.scanners = {name: build.wire.scanner(name) for name in build.wire.DIALECTS}
+        self.scanners = {name: build.scanner(name) for name in build.wire.DIALECTS}
         self.encoded = dict.fromkeys(build.wire.DIALECTS, b"")
         self.again = build.wire.encoder(dialect)
         self.table = build.wire.FrameTable(16)
@@ -266,7 +266,7 @@ class _Singles:
             self.build.wire.scanner(self.dialect).scan(answer, self.table)
             _same("the answer's ops", [row["op"] for row in _rows(self.table, 0)], ["error"])
         for name in outcome.encoded.keys() - self.encoded.keys():
-            scanner = self.build.wire.scanner(name.partition(" ")[0])
+            scanner = self.build.scanner(name)
             rest = outcome.encoded[name]
             while rest:
                 used = scanner.scan(rest, self.table)

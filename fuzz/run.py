@@ -174,7 +174,8 @@ def write_seeds() -> None:
 
 def _opens(vector: dict[str, Any]) -> bool:
     frame = vector["frame"]
-    return "handshake" in (frame.get("op"), frame.get("type")) or "inclusive" in frame
+    is_handshake = "handshake" in (frame.get("op"), frame.get("type"))
+    return is_handshake or "inclusive" in frame or "order" in frame
 
 
 def main() -> int:

@@ -165,7 +165,7 @@ class QueueSettings(_Table, frozen=True):
         float, _is("seconds until a message is delivered again", ge=0.001, le=_YEAR)
     ] = 30.0
     max_deliveries: Annotated[int, _is("before a message is a dead letter", ge=1, le=1_000_000)] = 5
-    content_type: Annotated[int, Meta(ge=0, le=0xFFFF)] = 0  # TMQ alone has one
+    content_type: Annotated[int, _is("of its messages, for TMQ", ge=0, le=0xFFFF)] = 0
     dedup_window: Annotated[
         float, _is("seconds in which a producer's message id is taken once", ge=0, le=_YEAR)
     ] = 120.0

@@ -96,6 +96,17 @@ def test_the_dialect_is_told_from_the_first_bytes() -> None:
         assert {m["dialect"] for m in inspect_json(data)} == {dialect}
 
 
+def test_a_little_endian_tmq_capture_is_read_once_hello_has_told() -> None:  # spec: tmq 2
+    table, writer = FrameTable(), encoder("tmq-1.01")
+    published = Message("a/b", b"x" * 300, content_type=0x0102)
+    table.fill([Message(op="handshake"), Message(op="hello"), published])
+    writer.little = True
+    shown = inspect_json(bytes(writer.encode(table)))
+    assert [m["op"] for m in shown] == ["handshake", "hello", "publish"]
+    assert shown[2]["content_type"] == 0x0102
+    assert len(str(shown[2]["payload"])) == 400
+
+
 def test_an_inclusive_kobold_capture_of_one_frame_is_read() -> None:
     (message,) = inspect_json(b"\x00\x00\x00\x10PUB\r\n\r\nt\r\n\r\n")
     assert message["address"] == "t"

@@ -123,7 +123,7 @@ class Peer:
 def succeeded(answer: Message) -> bool:
     """Does an answer, in whatever dialect, say that it was done?"""
     if answer.op == "reply":
-        return answer.content_type == 202
+        return answer.content_type == 200
     return answer.op in ("ok", "ack")
 
 

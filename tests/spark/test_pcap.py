@@ -80,6 +80,26 @@ def test_both_directions_are_read_in_every_dialect(dialect: str, port: str) -> N
     assert {row["dialect"] for row in found} == {dialect}
 
 
+@pytest.mark.parametrize("gap", [False, True], ids=["whole", "with a gap"])
+def test_both_directions_of_a_little_endian_tmq_connection_are_read(gap: bool) -> None:
+    """spec: tmq 2, decision 65: what the client's Hello told holds for the broker's side."""
+    asked = [Message(op="handshake"), Message(op="hello", payload=b"Client-Id: c\r\n")]
+    asked.append(Message("a/b", b"x" * 300, content_type=0x0102))
+    accepted = write([Message(op="handshake"), Message(op="ok")], "tmq-1.01", little=True)
+    answered = [Message("a/b", b"y" * k, content_type=0x0102) for k in (300, 301)]
+    wire = Wire(PORTS["tmq"])
+    packets = [*wire.open(), wire.send(0, write(asked, "tmq-1.01", little=True))]
+    first = wire.send(1, accepted)  # which tells the order, too
+    packets += [] if gap else [first]
+    packets.append(wire.send(1, write(answered, "tmq-1.01", client=False, little=True)))
+    data = pcap(packets)
+    found = find(data)
+    published = [row for row in rows(data, found) if row["op"] == "publish"]
+    assert [len(row["payload"]) for row in published] == [300, 300, 301]
+    assert {row["content_type"] for row in published} == {0x0102}
+    assert len(reasons(found)) == gap
+
+
 def test_a_message_has_the_time_of_the_packet_in_which_it_ends() -> None:
     wire = Wire(7702)
     stream = HELLO + WORLD + AGAIN

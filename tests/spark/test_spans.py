@@ -143,6 +143,30 @@ def test_a_tmq_frame_that_looks_like_a_handshake_is_none_behind_a_split() -> Non
     assert [span.messages for span in found.spans] == [1, 1, 1, 1]
 
 
+HELLO = Message(op="hello", payload=b"Client-Id: c\r\n")
+
+
+@pytest.mark.parametrize("step", [1, 40, 500])
+def test_the_byte_order_that_hello_told_holds_in_every_span(step: int) -> None:
+    """spec: tmq 2: long payloads and content types, in spans that never saw the Hello."""
+    published = [Message("a", b"x" * (60 * k), content_type=0x0100 + k) for k in range(12)]
+    data = write([Message(op="handshake"), HELLO, *published], "tmq-1.01", little=True)
+    found = check(data, "tmq-1.01", step)
+    assert len(found.spans) > 1
+    assert found.state.little
+    rows = decoded(data, found).to_pylist()
+    assert [row["content_type"] for row in rows][2:] == [0x0100 + k for k in range(12)]
+
+
+def test_a_span_before_the_first_hello_is_big_endian() -> None:  # spec: tmq 2
+    before = write([Message("a", b"x" * 300, content_type=7)] * 4, "tmq-1.01")
+    after = write([HELLO, *[Message("a", b"y" * 300, content_type=7)] * 4], "tmq-1.01", little=True)
+    found = check(before + after, "tmq-1.01", 1)
+    assert [span.state.little for span in found.spans] == [None] * 5 + [True] * 4
+    rows = decoded(before + after, found).to_pylist()
+    assert {row["content_type"] for row in rows if row["op"] == "publish"} == {7}
+
+
 def test_a_stream_larger_than_a_window_is_read_in_pieces() -> None:
     large = [Message(address="a", payload=bytes(9 << 20)) for _ in range(4)]
     data = write([*large, Message(address="b", payload=b"x")], "tmq-1.01")
@@ -193,6 +217,16 @@ def test_several_tasks_index_a_plain_dump(dialect: str) -> None:
     found = stretched(data, dialect, 4)
     assert found is not None
     assert found.messages == index(whole(memoryview(data)), State(dialect), 1 << 20).messages
+
+
+@pytest.mark.parametrize("place", [0, 1000])
+def test_several_tasks_agree_on_the_byte_order_or_one_reads_all(place: int) -> None:
+    """spec: tmq 2: a Hello that comes late is unknown to those who begin in the middle."""
+    plain = [Message(f"plant/{k}", b"x" * (k % 90), content_type=7) for k in range(4000)]
+    data = write(plain[:place], "tmq-1.01")
+    data += write([HELLO, *plain[place:]], "tmq-1.01", little=True)
+    found = stretched(data, "tmq-1.01", 4)
+    assert (found is None) == (place > 0)
 
 
 @pytest.mark.parametrize("dialect", APART)

@@ -86,12 +86,19 @@ def read(
 
 
 def write(
-    messages: Sequence[Message], dialect: str, *, source: str = "", client: bool = True
+    messages: Sequence[Message],
+    dialect: str,
+    *,
+    source: str = "",
+    client: bool = True,
+    little: bool = False,
 ) -> bytes:
     """Messages as frames; `source` is the dialect that they were read from."""
     table = FrameTable(max(1, len(messages)))
     table.fill(messages, source)
-    return bytes(encoder(dialect, client=client).encode(table))
+    writer = encoder(dialect, client=client)
+    writer.little = little
+    return bytes(writer.encode(table))
 
 
 def single_bytes(data: bytes) -> Iterator[bytes]:

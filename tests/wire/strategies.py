@@ -252,13 +252,18 @@ _TMQ_SERVER = {
     "list": 616,
     "dequeue": 620,
 }
-_TMQ_ERRORS = (400, 401, 404, 481, 503)
+_TMQ_ERRORS = (400, 401, 404, 481, 482, 503)
+#: Payloads of delivery messages that refuse (spec: tmq 7).
+_TMQ_REFUSALS = ("FAILED", "TIMEOUT", "failed", "Timeout")
+#: A server message of these would tell the byte order (spec: tmq 2, decision 65).
+_TMQ_SWAPPED = (101 << 8, 202 << 8)
 _TMQ_KNOWN = (101, 202, *_TMQ_ERRORS, *_TMQ_SERVER.values())
 
 
 def _tmq(dialect: str) -> st.SearchStrategy[Message]:
     number = st.integers(0, 0xFFFF)
-    free = number.filter(lambda number: number not in _TMQ_KNOWN)
+    free = number.filter(lambda number: number not in _TMQ_KNOWN and number not in _TMQ_SWAPPED)
+    refusals = [word.encode() for word in _TMQ_REFUSALS]
     fields = {
         "id": optional(names),
         "source": optional(names),
@@ -277,13 +282,16 @@ def _tmq(dialect: str) -> st.SearchStrategy[Message]:
     def to_target(op: Any, content_type: Any) -> st.SearchStrategy[Message]:
         return _message(dialect, op, content_type=content_type, target=names, **fields)
 
-    def to_address(op: Any, content_type: Any) -> st.SearchStrategy[Message]:
-        return _message(dialect, op, content_type=content_type, address=names, **fields)
+    def to_address(
+        op: Any, content_type: Any, payload: Any = payloads
+    ) -> st.SearchStrategy[Message]:
+        own = fields | {"payload": payload}
+        return _message(dialect, op, content_type=content_type, address=names, **own)
 
     return st.one_of(
         to_address("publish", number).map(joined),
-        to_address("ack", number.filter(lambda number: number != 1)),
-        to_address("nack", 1),
+        to_address("ack", number).filter(lambda ack: ack.payload.upper() not in refusals),
+        to_address("nack", number, st.sampled_from(_TMQ_REFUSALS).map(str.encode)),
         *(to_address(op, content_type) for op, content_type in _TMQ_SERVER.items()),
         to_address("server", free.filter(lambda number: 601 <= number <= 620)),
         to_target("server", free.filter(lambda number: not 601 <= number <= 620)),

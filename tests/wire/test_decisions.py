@@ -421,7 +421,14 @@ def test_text_that_is_not_utf_8_breaks_the_grammar(dialect: str, data: bytes) ->
 
 
 def test_header_values_become_text() -> None:  # decision 5
-    values = {"n": -7, "yes": True, "no": False, "text": b"caf\xc3\xa9", "bytes": b"\xff\x00"}
+    values: dict[str, object] = {
+        "n": -7,
+        "yes": True,
+        "no": False,
+        "text": b"caf\xc3\xa9",
+        "bytes": b"\xff\x00",
+    }
+    values["none"] = None
     wanted = {"n": "-7", "yes": "true", "no": "false", "text": "café", "bytes": "ff00"}
     assert one("kobold-3", kobold_3(values)).headers == wanted
     assert one("kobold-2", kobold_2(metadata=values)).headers == wanted

@@ -8,6 +8,7 @@ from tests.wire.reading import chunks, cut, read, single_bytes, write
 from tests.wire.strategies import cuts, few_examples, messages, mfp_publishes
 from wirelake.message import Flag, Message
 from wirelake.wire import DIALECTS, FrameTable, encoder
+from wirelake.wire.tmq import TmqScanner
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 
@@ -155,3 +156,77 @@ def test_a_kobold_connection_is_answered_in_kind(
     assert reading.scanner.inclusive  # type: ignore[attr-defined]
     assert reading.messages == batch
     assert reading.encoded == frames
+
+
+HELLO = Message(op="hello", content_type=101, payload=b"Client-Id: c\r\n", dialect="tmq-1.01")
+
+
+@given(data=st.data(), places=cuts, capacity=st.integers(1, 4))
+def test_a_little_endian_tmq_connection_is_read_and_answered_in_kind(
+    data: st.DataObject, places: list[int], capacity: int
+) -> None:
+    """spec: tmq 2: Hello tells the order, wherever the bytes are cut."""
+    batch = [HELLO, *data.draw(st.lists(messages("tmq-1.01"), max_size=5))]
+    table = FrameTable(8)
+    table.fill(batch, "tmq-1.01")
+    little = encoder("tmq-1.01")
+    little.little = True
+    frames = bytes(little.encode(table))
+    assert frames[5:7] == b"\x65\0"
+    assert len(frames) == len(write(batch, "tmq-1.01", source="tmq-1.01"))
+    reading = read("tmq-1.01", cut(frames, places), capacity=capacity, encode=little)
+    assert reading.fault is None
+    assert reading.scanner.little  # type: ignore[attr-defined]
+    assert reading.messages == batch
+    assert reading.encoded == frames
+
+
+#: How many octets the length of a payload takes, without the marker before it.
+WIDTHS = {252: 1, 253: 2, 0xFFFF: 2, 0x10000: 4, 0x12345: 4}
+
+
+@pytest.mark.parametrize("size", WIDTHS)
+def test_long_payloads_come_back_in_little_endian(size: int) -> None:  # spec: tmq 2
+    batch = [HELLO, Message(address="q", payload=b"x" * size, dialect="tmq-1.01")]
+    frames = write(batch, "tmq-1.01", source="tmq-1.01", little=True)
+    reading = read("tmq-1.01", chunks(frames, 1000))
+    assert reading.messages == batch
+    length = frames[len(frames) - size - 1 - WIDTHS[size] : len(frames) - size - 1]
+    assert length == size.to_bytes(WIDTHS[size], "little")
+
+
+def test_the_answer_to_hello_tells_the_order_too() -> None:  # decision 65
+    accepted = Message(op="ok", target="c", content_type=202, dialect="tmq-1.01")
+    answered = [accepted, Message(op="direct", target="c", content_type=7, dialect="tmq-1.01")]
+    for little in (False, True):
+        frames = write(answered, "tmq-1.01", source="tmq-1.01", client=False, little=little)
+        assert read("tmq-1.01", single_bytes(frames)).messages == answered
+
+
+def test_a_scanner_can_be_told_the_order_and_1_00_has_only_one() -> None:  # spec: tmq 2
+    frame = bytes.fromhex("1110000001010200") + b"q"
+    table = FrameTable(1)
+    for little, content_type in [(False, 0x0102), (True, 0x0201)]:
+        reader = TmqScanner("tmq-1.01")
+        reader.set_order(little)
+        assert reader.scan(frame, table) == len(frame)
+        assert table.message(0).content_type == content_type
+    with pytest.raises(ValueError, match="big-endian"):
+        TmqScanner("tmq-1.00").set_order(True)
+    old = encoder("tmq-1.00")
+    old.little = True
+    assert bytes(old.encode(table)) == bytes.fromhex("1110000001020100") + b"q"
+
+
+@pytest.mark.parametrize("dialect", ["tmq-1.00", "tmq-1.01"])
+@pytest.mark.parametrize("word", [b"FAILED", b"timeout"])
+def test_a_payload_of_another_dialect_never_turns_an_ack_into_a_refusal(
+    dialect: str, word: bytes
+) -> None:
+    """spec: tmq 7: the payload alone tells them apart, so the encoder minds it."""
+    ops = [Message(op="ack", address="q", id="1", payload=word), Message(op="nack", address="q")]
+    reading = read(dialect, [write(ops, dialect)])
+    assert [(message.op, message.payload) for message in reading.messages] == [
+        ("ack", b""),
+        ("nack", b"FAILED"),
+    ]

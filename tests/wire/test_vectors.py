@@ -36,6 +36,9 @@ def test_a_vector_is_read_as_it_says(vector: Vector) -> None:
     vector.check(reading.messages)
     if "inclusive" in vector.frame:
         assert reading.scanner.inclusive == vector.frame["inclusive"]  # type: ignore[attr-defined]
+    if "order" in vector.frame:
+        is_little = reading.scanner.little  # type: ignore[attr-defined]
+        assert is_little == (vector.frame["order"] == "little")
 
 
 @every_vector
@@ -70,6 +73,7 @@ def test_a_vector_comes_back_from_the_encoder(vector: Vector) -> None:
     back = encoder(vector.dialect)
     if vector.frame.get("inclusive"):
         back.inclusive = True
+    back.little = vector.frame.get("order") == "little"
     reading = read(vector.dialect, [vector.data], encode=back)
     unknown = sum(message.op == "unknown" for message in reading.messages)
     assert back.skipped == ({"op": unknown} if unknown else {})

@@ -624,10 +624,11 @@ class Node:
     ) -> None:
         """Write rows [start, end), or these, to the members, once per form."""
         count = end - start if rows is None else len(rows)
+        first = True  # TMQ tells the first receiver from the others (spec: tmq 5)
         for form, members in forms.items():
-            # TMQ tells the first receiver from the others (spec: tmq 5).
-            told_apart = form.startswith("tmq") and len(members) > 1
-            frames = self.frames(session, form, table, start, end, rows, first=True)
+            told_apart = first and form.startswith("tmq") and len(members) > 1
+            frames = self.frames(session, form, table, start, end, rows, first=first)
+            first = first and not form.startswith("tmq")
             for member in members:
                 if frames and self.flow.admits(member, count, policy):
                     member.write(frames)
@@ -669,12 +670,14 @@ class Node:
         return frames
 
     def encoder(self, form: str) -> Encoder:
-        """The node's encoder for a form: a dialect, perhaps with inclusive lengths."""
+        """The node's encoder for a form: a dialect, perhaps `+inclusive` (Kobold's lengths include
+        themselves) or `+little` (TMQ's numbers are little-endian).
+        """
         if form not in self._encoders:
-            dialect, _, inclusive = form.partition("+")
-            self._encoders[form] = encoder(dialect, client=False)
-            if inclusive:
-                self._encoders[form].inclusive = True
+            dialect, _, variant = form.partition("+")
+            made = self._encoders[form] = encoder(dialect, client=False)
+            made.inclusive = variant == "inclusive"
+            made.little = variant == "little"
         return self._encoders[form]
 
     def prepare_mfp(self, uid_seed: bytes, *, split: bool) -> None:

@@ -297,6 +297,16 @@ class Queue:
             self._bury(held.stored, "rejected", now)
         self.dispatch(now)
 
+    def holds(self, session: Session, identity: str) -> bool:
+        """Has this session a message of this id that it has not acknowledged?"""
+        consumer = self._consumers.get(session)
+        return consumer is not None and identity in consumer.held
+
+    def change(self, settings: QueueSettings) -> None:
+        """Give the queue other settings, and keep them."""
+        self.settings = settings
+        self._node.engine.declare(settings)
+
     def _held_by(self, session: Session, identity: str) -> _Held:
         consumer = self._consumers.get(session)
         if consumer is None or identity not in consumer.held:

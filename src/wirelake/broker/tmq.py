@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wirelake.address import check_number, check_topic
+from wirelake.broker import tmq_server
 from wirelake.broker.session import Session
+from wirelake.broker.tmq_server import header_lines
 from wirelake.config import QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import FrameTable, scanner
+from wirelake.wire import FrameTable
+from wirelake.wire.tmq import OTHER_REFUSAL, REFUSALS, TmqScanner
 
 if TYPE_CHECKING:
     from array import array
@@ -28,12 +31,12 @@ MAX_UNANSWERED = 2
 ANSWERED = ("subscribe", "unsubscribe", "declare", "remove")
 #: The most messages that one pull may ask for.
 MOST_PULLED = 10**9 - 1
-#: Content types of answers (spec: tmq 4).
-DONE = 202
-#: What the lines of a 610 may say of a queue (spec: tmq 4).
-SETTINGS = ("mode", "ack-timeout", "max-deliveries")
-REFUSALS = {"bad_request": 400, "unauthorized": 401, "not_found": 404, "exists": 481}
-OTHER_REFUSAL = 503
+#: Content types of answers: Hello alone is accepted, everything else is done (spec: tmq 4).
+ACCEPTED = 202
+DONE = 200
+NOT_FOUND = REFUSALS["not_found"]
+#: Notes on pulled messages are looked through when there are so many of them.
+MANY_PULLED = 1000
 
 
 class TmqSession(Session):
@@ -41,12 +44,18 @@ class TmqSession(Session):
 
     counts_hops = True
     accepted_by = Op.ACK
+    scanner: TmqScanner
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         super().__init__(node, link, dialect, now)
         self._greeted = False
         self._unanswered = 0
         self._pinged = now
+        # A pulled message comes under the id of the request, and is acknowledged under that:
+        # the queue, and the id that it has there, by the id of the request.
+        self._pulled: dict[str, tuple[str, str]] = {}
+        self._many_pulled = MANY_PULLED
+        self._pulling: Message | None = None  # the request that a message is pulled for just now
 
     def forwards_as_is(
         self, table: FrameTable, start: int, end: int, rows: array[int] | None
@@ -55,18 +64,29 @@ class TmqSession(Session):
         return False
 
     def accepts_publishes(self) -> bool:
-        """Nothing but Hello is accepted before Hello (spec: tmq 1)."""
+        """Not before the client is known, by Hello or as a stranger (spec: tmq 1)."""
         return bool(self.client_id)
+
+    def control(self, message: Message, now: float) -> None:
+        """Do what one message asks for, and answer in the byte order that Hello told."""
+        if message.op == "hello" and self.scanner.little and not self.encoder.little:
+            self.encoder.little = True
+            self.form = f"{self.dialect}+little"
+            if self.filters:  # a Hello that comes late: routes know the form of subscribers
+                self.node.forget_routes()
+        super().control(message, now)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
         self._unanswered = 0
-        if not self.client_id:
-            self._greet(message, now)
+        if not self.client_id and not self._greet(message, now):
             return
         match message.op:
             case "publish" if message.address in self.node.services:
                 self.node.services.request(self, message, now)
+                return
+            case "publish" if self._asks_for_a_message(message):
+                self._pull(message, now)
                 return
             case "publish":
                 if message.flags & Flag.RESPONSE and not self.node.reaches(self, message.address):
@@ -98,10 +118,13 @@ class TmqSession(Session):
                 queue = self.node.queue_to_consume(self, message.address)
                 queue.pull(self, message, max(1, number), 0.0, now)
                 return
-            case "ack":
-                self.node.consumed_queue(self, message.address).ack(self, message.id, now)
-            case "nack":
-                self.node.consumed_queue(self, message.address).nack(self, message.id, now)
+            case "ack" | "nack":
+                self._settle(message, now)
+            case "server":
+                text = tmq_server.ask(self, message, now)
+                kept = message.content_type in tmq_server.KEPT
+                if text or message.flags & Flag.RESPONSE:
+                    self.node.answer(lambda: self._answer(message, DONE, text), kept=kept)
             case "terminate":
                 self.close("terminated by the client")
             case "ping":
@@ -115,46 +138,106 @@ class TmqSession(Session):
             self.node.answer(lambda: self._answer(message, DONE), kept=kept)
 
     def _declare(self, message: Message) -> None:
-        """Create a queue (spec: tmq 4): a content type, then `Key: value` lines."""
-        fields = _header_lines(message.payload[2:])
-        wanted: dict[str, object] = {
-            name.replace("-", "_"): fields[name].lower() for name in SETTINGS if name in fields
-        }
-        if is_topic := wanted.get("mode") == "broadcast":  # (spec: tmq 6)
-            del wanted["mode"]
-        content_type = int.from_bytes(message.payload[:2], "big")
-        settings = QueueSettings(message.address, content_type=content_type)
-        settings = settings.changed(wanted, from_text=True)
+        """Create a queue (spec: tmq 4)."""
+        wanted, is_queue = tmq_server.settings(
+            message.payload, QueueSettings(message.address), little=self.encoder.little
+        )
         may_know = self.rights.allows("publish", message.address)
         if may_know and message.address in self.node.queues:
             raise RefusedError("exists", f"{message.address} is a queue already")
         self.node.queues.check_right(message.address, self.rights)
-        if is_topic:
-            check_topic(message.address)
+        if is_queue:
+            self.node.queues.declare(wanted, self.rights)
         else:
-            self.node.queues.declare(settings, self.rights)
+            check_topic(message.address)
+
+    def _settle(self, message: Message, now: float) -> None:
+        """An acknowledgement or a refusal, of a queue's message or a direct one (spec: tmq 7)."""
+        queues, name, identity = self.node.queues, message.address, message.id
+        is_held = name in queues and queues.open(name).holds(self, identity)
+        if not is_held and identity in self._pulled:
+            name, identity = self._pulled.pop(identity)
+        if name in queues:
+            queue = self.node.consumed_queue(self, name)
+            settle = queue.ack if message.op == "ack" else queue.nack
+            settle(self, identity, now)
+            return
+        other = self.node.client_to_send_to(self, name)
+        if not isinstance(other, TmqSession):
+            raise RefusedError("not_found", f"{name} has no acknowledgements of direct messages")
+        other.send(replace(message, source=self.client_id))
+        self.node.counters["delivered"] += 1
+
+    def _asks_for_a_message(self, message: Message) -> bool:
+        """Is this how published clients pull: RS, no payload, to a queue of mode pull?"""
+        queues, name = self.node.queues, message.address
+        asks = message.flags & Flag.RESPONSE and not message.payload
+        return bool(asks) and name in queues and queues.open(name).settings.mode == "pull"
+
+    def _pull(self, message: Message, now: float) -> None:
+        """Take one message of a queue, which comes as a response (spec: tmq 6)."""
+        queue = self.node.queue_to_consume(self, message.address)
+        self._pulling = message
+        try:
+            queue.pull(self, message, 1, 0.0, now)
+        finally:
+            self._pulling = None
+
+    def _as_response(self, delivery: Message, request: Message) -> Message:
+        """A queue's message as the response to the request that pulled it."""
+        if len(self._pulled) >= self._many_pulled:
+            self._forget_pulled()
+        self._pulled[request.id] = (delivery.address, delivery.id)
+        return replace(
+            delivery,
+            op="reply",
+            id=request.id,
+            correlation_id=request.id,
+            address="",
+            target=self.client_id,
+            flags=delivery.flags | Flag.ACK,
+        )
+
+    def _forget_pulled(self) -> None:
+        """Drop the notes on messages that were not acknowledged in time."""
+        queues = self.node.queues
+        self._pulled = {
+            request: (name, identity)
+            for request, (name, identity) in self._pulled.items()
+            if name in queues and queues.open(name).holds(self, identity)
+        }
+        self._many_pulled = max(MANY_PULLED, 2 * len(self._pulled))
 
     def send(self, message: Message) -> bool:
         """Send one message; FA as the broker says."""
+        if self._pulling is not None and message.op == "deliver":
+            message = self._as_response(message, self._pulling)
         self.encoder.first = bool(message.flags & Flag.FIRST)
         return super().send(message)
 
     def end_of_pull(self, request: Message, taken: int) -> None:
-        """A response, if one is wanted."""
-        if request.flags & Flag.RESPONSE:
-            self._answer(request, DONE, str(taken))
+        """A response, if one is wanted; to published clients one without payload, if none came."""
+        if request.op == "dequeue":
+            if request.flags & Flag.RESPONSE:
+                self._answer(request, DONE, str(taken))
+        elif not taken:
+            self._answer(request, NOT_FOUND)
 
-    def _greet(self, message: Message, now: float) -> None:
-        """The greeting, then Hello (spec: tmq 1)."""
+    def _greet(self, message: Message, now: float) -> bool:
+        """The greeting, then Hello; is there something else to be done? (spec: tmq 1)"""
         if message.op == "handshake" and not self._greeted:
             self._greeted = True
             self.send(Message(op="handshake"))
-            return
-        if message.op != "hello" or not self._greeted:
-            self._reject(message, RefusedError("bad_request", "Hello comes first"))
-            return
-        fields = _header_lines(message.payload)
+            return False
         try:
+            if not self._greeted:
+                raise RefusedError("bad_request", "the greeting comes first")
+            if message.op != "hello":
+                if self.rights.is_empty:
+                    raise RefusedError("unauthorized", "Hello comes first")
+                self.node.clients.name(self)
+                return True
+            fields = header_lines(message.payload)
             if token := fields.get("client-token", ""):
                 self.node.authenticate(self, token)
             if client_id := fields.get("client-id", ""):
@@ -163,12 +246,16 @@ class TmqSession(Session):
                 self.node.clients.name(self)
         except RefusedError as error:
             self._reject(message, error)
-            return
+            return False
         self.send(
             Message(
-                op="ok", target=self.client_id, content_type=DONE, payload=b"Server: wirelake\r\n"
+                op="ok",
+                target=self.client_id,
+                content_type=ACCEPTED,
+                payload=b"Server: wirelake\r\n",
             )
         )
+        return False
 
     def _reject(self, message: Message, error: RefusedError) -> None:
         self.node.count_refused(error.code)
@@ -186,7 +273,8 @@ class TmqSession(Session):
     def _redirect(self, message: Message, now: float) -> None:
         """The message inside, one hop older, for another receiver (spec: tmq 10)."""
         table = FrameTable(1)
-        inner_scanner = scanner(self.dialect, self.node.limits)
+        inner_scanner = TmqScanner(self.dialect, self.node.limits)
+        inner_scanner.set_order(self.encoder.little)
         try:
             used = inner_scanner.finish(message.payload, table)
         except ProtocolError as error:
@@ -203,7 +291,14 @@ class TmqSession(Session):
 
     def accept(self, message: Message) -> None:
         """A delivery message, for a producer that set DE (spec: tmq 7)."""
-        self.send(Message(op="ack", id=message.id, address=message.address))
+        self.send(
+            Message(
+                op="ack",
+                id=message.id,
+                address=message.address,
+                content_type=message.content_type,
+            )
+        )
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """A response with the reason's content type, where one is wanted."""
@@ -236,13 +331,3 @@ class TmqSession(Session):
     def say_goodbye(self) -> None:
         """Tell the client that the broker is going."""
         self.send(Message(op="terminate"))
-
-
-def _header_lines(payload: bytes) -> dict[str, str]:
-    """`Key: value` lines, keys in lower case."""
-    fields = {}
-    for line in payload.decode(errors="replace").split("\r\n"):
-        key, colon, value = line.partition(":")
-        if colon:
-            fields[key.strip().lower()] = value.strip()
-    return fields

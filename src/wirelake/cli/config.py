@@ -118,7 +118,7 @@ def _meaning(kind: inspect.Type) -> str:
 
 
 def _sentence(table: type[msgspec.Struct]) -> str:
-    return (table.__doc__ or "").strip()
+    return (table.__doc__ or "").strip().split("\n\n")[0]
 
 
 def _toml(value: Any) -> str:

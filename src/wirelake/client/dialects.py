@@ -22,6 +22,8 @@ from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message
 from wirelake.wire import DIALECTS, Encoder, encoder
 from wirelake.wire.mfp import MfpEncoder
+from wirelake.wire.tmq import OTHER_REFUSAL
+from wirelake.wire.tmq import REFUSALS as TMQ_REFUSALS
 
 #: What only some dialects have, by the name that an error calls it.
 _SHARED = {
@@ -313,13 +315,8 @@ class TmqSpeech(Speech):
     """TMQ: a greeting and Hello, then answers by message id."""
 
     #: What the content type of a refusal stands for (spec: tmq 4).
-    CODES: Mapping[int, str] = {
-        400: "bad_request",
-        401: "unauthorized",
-        404: "not_found",
-        481: "exists",
-    }
-    REFUSALS = frozenset({*CODES, 503})
+    CODES: Mapping[int, str] = {number: code for code, number in TMQ_REFUSALS.items()}
+    REFUSALS = frozenset({*CODES, OTHER_REFUSAL})
     #: What the id of a request begins with: a refusal of one has 503 for "no service".
     REQUEST = "request-"
 
@@ -439,10 +436,17 @@ class MfpSpeech(Speech):
 
 
 def settlement(delivered: Message, *, done: bool, requeue: bool = True) -> Message:
-    """The message that acknowledges a queue message, or refuses it."""
-    headers = {} if done or requeue else {"$requeue": "0"}
-    op = "ack" if done else "nack"
-    return Message(op=op, address=delivered.address, id=delivered.id, headers=headers)
+    """The message that acknowledges a queue message, or refuses it.
+
+    It repeats the content type, where the dialect has one (spec: tmq 7).
+    """
+    return Message(
+        op="ack" if done else "nack",
+        address=delivered.address,
+        id=delivered.id,
+        content_type=delivered.content_type,
+        headers={} if done or requeue else {"$requeue": "0"},
+    )
 
 
 def _refusal(message: Message) -> RefusedError:

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from wirelake.address import check_address, check_topic
+from wirelake.broker import inventory
 from wirelake.broker.node import Node
-from wirelake.broker.queues import DEAD, Queue
+from wirelake.broker.queues import DEAD
 from wirelake.broker.rights import Rights
 from wirelake.config import QueueSettings
 from wirelake.engine.base import Stored
@@ -80,54 +81,14 @@ class Admin:
         """What is subscribed to, queued and served, as far as these rights go."""
         query(request)
         rights = rights_of(request, self._node)
-        return answer(await self._gate.ask(lambda: self._addresses(rights)))
-
-    def _addresses(self, rights: Rights) -> dict[str, Any]:
-        topics: dict[str, int] = {}
-        for session in self._node.sessions:
-            for filter in session.filters:
-                topics[filter] = topics.get(filter, 0) + 1
-        services = self._node.services.addresses()
-        return {
-            "topics": [
-                {"filter": filter, "subscribers": count}
-                for filter, count in sorted(topics.items())
-                if rights.allows("subscribe", filter)
-            ],
-            "queues": sorted(
-                queue.settings.name
-                for queue in self._node.queues.all()
-                if rights.allows("subscribe", queue.settings.name)
-            ),
-            "services": [
-                {"address": address, "servers": servers}
-                for address, servers in sorted(services.items())
-                if rights.allows("publish", address)
-            ],
-        }
+        return answer(await self._gate.ask(lambda: inventory.addresses(self._node, rights)))
 
     async def connections(self, request: Request) -> Response:
         """Who is connected."""
         query(request)
         require_admin(rights_of(request, self._node))
-        return answer({"connections": await self._gate.ask(self._connections)})
-
-    def _connections(self) -> list[dict[str, Any]]:
-        now = time.monotonic()
-        return [
-            {
-                "number": session.number,
-                "id": session.client_id,
-                "dialect": session.dialect,
-                "peer": session.link.peer,
-                "rights": session.rights.name,
-                "subscriptions": [*session.filters, *session.consumes],
-                "bytes_waiting": session.link.buffered,
-                "silent": round(max(0.0, now - session.last_heard), 3),
-                "waits": bool(session.waits_for),
-            }
-            for session in self._node.sessions
-        ]
+        found = await self._gate.ask(lambda: inventory.connections(self._node, time.monotonic()))
+        return answer({"connections": found})
 
     # Queues
 
@@ -139,7 +100,7 @@ class Admin:
         def states() -> list[dict[str, Any]]:
             now = time.monotonic()
             return [
-                _described(queue, now)
+                inventory.queue(queue, now)
                 for queue in self._node.queues.all()
                 if rights.allows("subscribe", queue.settings.name)
             ]
@@ -151,7 +112,9 @@ class Admin:
         query(request)
         name = self._queue_name(request, "subscribe")
         return answer(
-            await self._gate.ask(lambda: _described(self._node.queues.get(name), time.monotonic()))
+            await self._gate.ask(
+                lambda: inventory.queue(self._node.queues.get(name), time.monotonic())
+            )
         )
 
     async def declare(self, request: Request) -> Response:
@@ -171,9 +134,8 @@ class Admin:
                 settings = queue.settings.changed(wanted)
                 if settings != queue.settings:
                     require_admin(rights)
-                    queue.settings = settings
-                    self._node.engine.declare(settings)
-            return _described(self._node.queues.get(name), time.monotonic()), is_new
+                    queue.change(settings)
+            return inventory.queue(self._node.queues.get(name), time.monotonic()), is_new
 
         state, is_new = await self._gate.change(declare)
         return answer(state, 201 if is_new else 200)
@@ -303,11 +265,6 @@ class Admin:
         name = path_part(request, "query")
         await self._gate.change(lambda: self._ledger.forget(name))
         return Response(status_code=204)
-
-
-def _described(queue: Queue, now: float) -> dict[str, Any]:
-    """A queue's settings and state."""
-    return {**msgspec.structs.asdict(queue.settings), **queue.state(now)}
 
 
 def _parsed(data: bytes, kind: Any) -> Any:

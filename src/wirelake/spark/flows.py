@@ -125,16 +125,21 @@ class _Conversation:
                 self._report(sides[0], sections[sides[0]][0].cells[0], error.reason, error.dialect)
                 return
             possible = [told]
+        little: bool | None = None
         for side in sides:
-            told = self._read_direction(side, sections[side], possible)
-            possible = [told] if told else possible
+            state = self._read_direction(side, sections[side], possible, little)
+            if state is not None:
+                possible, little = [state.dialect], state.little
 
     def _read_direction(
-        self, side: int, sections: list[Section], possible: list[str]
-    ) -> str | None:
-        """Find the messages of one direction; return its dialect, if it is known then."""
+        self, side: int, sections: list[Section], possible: list[str], little: bool | None
+    ) -> State | None:
+        """Find the messages of one direction; return the state at its end, if it is known then.
+
+        `little` is the byte order that the other direction has told, if it has.
+        """
         whole = _is_from_its_beginning(self._connection.directions[side], sections)
-        state = State(possible[0]) if whole and len(possible) == 1 else None
+        state = State(possible[0], little=little) if whole and len(possible) == 1 else None
         lost = 0
         for number, section in enumerate(sections):
             pieces = Pieces(self._data, section.cells)
@@ -146,7 +151,9 @@ class _Conversation:
                     why = f"{section.missing} bytes are missing"
                 if lost:
                     why += f", and with them the end of a frame of which {lost} are here"
-                states = [state] if state else [State(name, begun=True) for name in possible]
+                states = [State(name, begun=True, little=little) for name in possible]
+                if state is not None:
+                    states = [state]
                 hit = _resume(pieces, states)
                 if hit is None:
                     why += f"; no frame begins in the {pieces.size} bytes that follow"
@@ -172,7 +179,7 @@ class _Conversation:
                 self._report(side, pieces.place(stream.fault.offset), reason, state.dialect)
                 break
             lost = pieces.size - stream.end if torn else 0
-        return state.dialect if state else None
+        return state
 
     def _report(self, side: int, place: int, reason: str, dialect: str) -> None:
         self._found.faults.append(Fault(place, f"{self._connection.way(side)}: {reason}", dialect))

@@ -3,8 +3,8 @@
 An index pass runs the scanner over a stream once, without looking at what the rows hold. It counts
 the messages, notes every few MiB where a message begins, and finds the fault, if there is one. What
 a scanner must know to begin there is little: the dialect, whether Kobold's lengths include
-themselves, the topic that mfp and boson-text set earlier. Then every span is decoded on its own,
-and its messages have the numbers that they have in the whole.
+themselves, which byte order TMQ's Hello told, the topic that mfp and boson-text set earlier. Then
+every span is decoded on its own, and its messages have the numbers that they have in the whole.
 
 A large stream is indexed by several tasks, each of which begins somewhere in the middle, at what
 looks like a frame. What they found is joined where one ends exactly where the next has begun: from
@@ -36,6 +36,7 @@ from wirelake.wire.arrow import to_arrow
 from wirelake.wire.boson_text import BosonTextScanner
 from wirelake.wire.kobold import KoboldScanner
 from wirelake.wire.mfp import MfpScanner
+from wirelake.wire.tmq import TmqScanner
 
 #: Rows of a batch at most, and bytes of frames in it as a rule.
 ROWS = 8192
@@ -49,6 +50,8 @@ PLACES = 4096
 PROBE = 1 << 20
 
 _TOPIC = int(Op.TOPIC).to_bytes(4, "little")
+#: The ops that tell TMQ's byte order: Hello, and the broker's answer to it.
+_TELLING = tuple(int(op).to_bytes(4, "little") for op in (Op.HELLO, Op.OK))
 #: Where a frame may depend on one before: whole streams only can be indexed.
 WITH_TOPIC = ("mfp-1", "boson-text")
 
@@ -137,6 +140,7 @@ class State:
     dialect: str
     begun: bool = False  # frames came before
     inclusive: bool | None = None  # Kobold's lengths include themselves; None: not known yet
+    little: bool | None = None  # TMQ's numbers are little-endian; None: no Hello has told yet
     topic: bytes = b""
 
     def scanner(self) -> Scanner:
@@ -151,6 +155,8 @@ class State:
             made.finish(writer.encode(ping), FrameTable(1))
         if isinstance(made, MfpScanner | BosonTextScanner):
             made.set_topic(self.topic)
+        if isinstance(made, TmqScanner) and self.little is not None:
+            made.set_order(self.little)
         return made
 
 
@@ -223,16 +229,17 @@ def index(
     """
     reader = state.scanner()
     primed = reader.offset
-    cuts: list[tuple[int, int, bytes]] = [(start, 0, state.topic)]
+    cuts: list[tuple[int, int, bytes, bool | None]] = [(start, 0, state.topic, state.little)]
     fault: ProtocolError | None = None
     messages, end = 0, start
-    topic, more = state.topic, False
+    topic, little, more = state.topic, state.little, False
     try:
         for at, table in tables(reader, pieces, start, torn=torn):
             n = table.count
             begins = memoryview(table.frame_at)[:n]
             if until is not None and at + begins[n - 1] >= until:
                 n = bisect_left(begins, until - at)
+                little = _order_before(reader, table, n, little)
                 messages += n
                 end = at + begins[n]
                 break
@@ -244,9 +251,12 @@ def index(
                 if row == n:
                     break
                 begin = at + begins[row]
-                cuts.append((begin, messages + row, _topic_before(table, row, topic)))
+                set_before = _topic_before(table, row, topic)
+                told_before = _order_before(reader, table, row, little)
+                cuts.append((begin, messages + row, set_before, told_before))
                 due = begin + step
             topic = _topic_before(table, n, topic)
+            little = _order_before(reader, table, n, little)
             more = bool(table.flags[n - 1] & Flag.MORE)
             messages += n
             end = at + begins[n - 1] + table.frame_len[n - 1]
@@ -255,15 +265,15 @@ def index(
     inclusive = state.inclusive
     if isinstance(reader, KoboldScanner) and messages:
         inclusive = reader.inclusive
-    later = replace(state, begun=True, inclusive=inclusive)
+    later = replace(state, begun=True, inclusive=inclusive, little=little)
     spans = []
     # A sequence is handed out once its end is there: where a part is at fault, the rest is needed.
     bound = min(pieces.size, end + Limits().sequence) if more else end
     if messages:
-        for (begin, first, set_before), (stop, following, _) in zip(
-            cuts, [*cuts[1:], (bound, messages, b"")], strict=True
+        for (begin, first, set_before, told_before), (stop, following, *_) in zip(
+            cuts, [*cuts[1:], (bound, messages, b"", None)], strict=True
         ):
-            begins_with = replace(later, topic=set_before) if first else state
+            begins_with = replace(later, topic=set_before, little=told_before) if first else state
             spans.append(Span(begins_with, first, following - first, pieces.cut(begin, stop)))
     return Index(start, spans, messages, end, fault, replace(later, topic=topic))
 
@@ -289,8 +299,11 @@ def _after_first(dump: Pieces, state: State) -> State | None:
         reader.scan(dump.window(0, PROBE), table)
     except ProtocolError:
         return None
+    if not table.count:
+        return None
     inclusive = reader.inclusive if isinstance(reader, KoboldScanner) else None
-    return replace(state, begun=True, inclusive=inclusive) if table.count else None
+    little = _order_before(reader, table, table.count, state.little)
+    return replace(state, begun=True, inclusive=inclusive, little=little)
 
 
 def _a_frame(dump: Pieces, at: int, state: State) -> int | None:
@@ -307,12 +320,17 @@ def _a_frame(dump: Pieces, at: int, state: State) -> int | None:
 
 
 def joined(found: Sequence[Index | None]) -> Index | None:
-    """One index of several, up to a fault; None where one does not begin where another ends."""
+    """One index of several, up to a fault; None where one does not begin where another ends.
+
+    Nor may one have been read in another byte order than the one before has told.
+    """
     made = found[0]
     for part in found[1:]:
         if made is None or made.fault is not None:
             break
         if part is None or part.start != made.end:
+            return None
+        if part.spans and part.spans[0].state.little != made.state.little:
             return None
         before = made.messages
         spans = [replace(span, first=before + span.first) for span in part.spans]
@@ -327,6 +345,15 @@ def _topic_before(table: FrameTable, row: int, topic: bytes) -> bytes:
     # Ops are small numbers, so these four bytes cannot be parts of two of them.
     found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
     return topic if found < 0 else table.address(found // 4)
+
+
+def _order_before(reader: Scanner, table: FrameTable, row: int, little: bool | None) -> bool | None:
+    """The byte order that was told before a row, where `little` was before the table."""
+    if little is not None or not isinstance(reader, TmqScanner) or not reader.told:
+        return little
+    ops = memoryview(table.op)[:row].tobytes()
+    # Ops are small numbers, so these four bytes cannot be parts of two of them.
+    return reader.little if any(op in ops for op in _TELLING) else None
 
 
 def batches(span: Span, data: memoryview, partition: int, offset: int) -> Iterator[pa.RecordBatch]:

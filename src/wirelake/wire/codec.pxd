@@ -25,6 +25,7 @@ cdef class Encoder:
     cdef public bytes origin
     cdef public bint first
     cdef public bint inclusive
+    cdef public bint little
     cdef bint own
     cdef bint hops
 

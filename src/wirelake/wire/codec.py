@@ -121,6 +121,7 @@ class Encoder:
         self.origin = b""  # the client that a broker delivers for; tmq says so
         self.first = False  # is this the first receiver? tmq says that too
         self.inclusive = False  # kobold's lengths include themselves (spec: kobold 1)
+        self.little = False  # tmq-1.01's numbers are little-endian (spec: tmq 2)
         self.own = False  # the rows being encoded were read from this same dialect
         self.hops = False  # their ttl is a hop count, not milliseconds (decision 10)
         self.out = Octets(4096)

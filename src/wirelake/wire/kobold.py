@@ -9,6 +9,7 @@ Rules that are not plain from the code:
   kobold 1). In protocols 1 and 3 a first frame may be complete in the one reading and not yet in
   the other: then the scanner is `undecided` until more bytes, `settle` or `finish` (decision 16).
 - Content is what lies between the third delimiter and the last two bytes (spec: kobold 3).
+- A CBOR null stands for an absent value, in protocol 2's map and in metadata (spec: kobold 5).
 - Metadata keys that are fields of a message become columns at once. All others stay where they
   are until somebody reads headers; those of Kobold's own table then get a `$` (decision 4).
 """
@@ -111,6 +112,13 @@ def _field_named(
     if n == 14:
         return _TX_FIELD if same(p, at, b"transaction_id", 14) else 0
     return 0
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _is_null(cursor: Cursor) -> cython.bint:
+    """Was the head that the cursor has read a null, which stands for absent? (spec: kobold 5)"""
+    return cursor.major == 7 and cursor.info == 22
 
 
 @cython.cfunc
@@ -364,7 +372,7 @@ class KoboldScanner(Scanner):
             if emit:
                 self._emit(p, table, mark)
             else:
-                self._entry(p, at, table, row)
+                self._entry(p, at, table, row, False)
             at += 1
         return 0
 
@@ -423,6 +431,7 @@ class KoboldScanner(Scanner):
         endless: cython.bint
         field: cython.int
         fields: cython.int = 0
+        has_type: cython.bint = False
         start: cython.Py_ssize_t
         cursor.set(p, at, stop)
         self._begin_metadata()
@@ -445,15 +454,21 @@ class KoboldScanner(Scanner):
             if field == 0:
                 if not cursor.skip(1):
                     raise self.error(start, cursor.problem)
+            elif not cursor.head():
+                raise self.error(start, cursor.problem)
+            elif _is_null(cursor):
+                pass  # absent
             elif field == _METADATA_FIELD:
+                cursor.at = start
                 self._metadata(table, row, False)
                 table.headers_at[row] = start
                 table.headers_len[row] = cursor.at - start
             else:
-                self._field_value(table, row, field)
+                has_type = has_type or field == _TYPE_FIELD
+                self._field_value(table, row, field, start)
         if cursor.at != stop:
             raise self.error(cursor.at, f"{stop - cursor.at} bytes after the CBOR map")
-        if not fields & (1 << _TYPE_FIELD):
+        if not has_type:
             raise self.error(at, "a map without message_type")
         if table.sent[row]:
             table.flags[row] |= _UNREAD
@@ -491,12 +506,14 @@ class KoboldScanner(Scanner):
     @cython.cfunc
     @cython.exceptval(-1, check=False)
     def _field_value(
-        self, table: FrameTable, row: cython.Py_ssize_t, field: cython.int
+        self,
+        table: FrameTable,
+        row: cython.Py_ssize_t,
+        field: cython.int,
+        start: cython.Py_ssize_t,
     ) -> cython.int:
+        """Take the value at `start`, whose head was read, into the field's column."""
         cursor: Cursor = self.cursor
-        start: cython.Py_ssize_t = cursor.at
-        if not cursor.head():
-            raise self.error(start, cursor.problem)
         if field == _TYPE_FIELD:
             if cursor.major != 0:
                 raise self.error(start, "a message_type that is not an unsigned integer")
@@ -608,6 +625,7 @@ class KoboldScanner(Scanner):
         mark: cython.Py_ssize_t
         left: cython.longlong
         endless: cython.bint
+        absent: cython.bint
         if not cursor.head():
             raise self.error(start, cursor.problem)
         if cursor.major != 5:
@@ -630,11 +648,15 @@ class KoboldScanner(Scanner):
             at = cursor.at
             if not cursor.head():
                 raise self.error(at, cursor.problem)
-            self._value(table, at)
-            if emit:
-                self._emit(cursor.p, table, mark)
+            absent = _is_null(cursor)
+            if not absent:
+                self._value(table, at)
+            if not emit:
+                self._entry(cursor.p, at, table, row, absent)
+            elif absent:
+                table.side.size = mark
             else:
-                self._entry(cursor.p, at, table, row)
+                self._emit(cursor.p, table, mark)
             if cursor.at - start > self.max_headers:
                 raise self.error(start, f"metadata of more than {self.max_headers} bytes")
         return 0
@@ -656,19 +678,26 @@ class KoboldScanner(Scanner):
         at: cython.Py_ssize_t,
         table: FrameTable,
         row: cython.Py_ssize_t,
+        absent: cython.bint,
     ) -> cython.int:
-        """Take an entry into its column, or mark the row as having headers; no key twice."""
+        """Take an entry into its column, or mark the row as having headers; no key twice.
+
+        Where the value is `absent` the key alone is looked at.
+        """
         key: cython.int = self._key(p, table)
         value: cython.p_const_uchar = p if self.value_at >= 0 else table.side.data
         value_at: cython.Py_ssize_t = self.value_at if self.value_at >= 0 else -1 - self.value_at
         n: cython.int = self.value_len
         number: cython.longlong
         if key == 0:
-            table.flags[row] |= _UNREAD
+            if not absent:
+                table.flags[row] |= _UNREAD
             return self._new_user_key(p, at, table)
         if self.seen & (1 << key):
             raise self.error(at, f"the metadata key {KEYS[key]} twice")
         self.seen |= 1 << key
+        if absent:
+            return 0
         if key > _LAST_FIELD:
             table.flags[row] |= _UNREAD | _SECRET if key == _TOKEN else _UNREAD
         elif key == _ACK_KEY:

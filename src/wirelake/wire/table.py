@@ -283,7 +283,10 @@ class FrameTable:
     def answer(
         self, asked: FrameTable, rows: cython.const[cython.int][::1], op: cython.int
     ) -> None:
-        """Replace all rows by answers to rows of another table: their ids, and this op."""
+        """Replace all rows by answers to rows of another table: their ids, and this op.
+
+        An acknowledgement also repeats the address and the content type (spec: tmq 7).
+        """
         k: cython.Py_ssize_t
         row: cython.Py_ssize_t
         if len(rows) > self.capacity:
@@ -303,7 +306,8 @@ class FrameTable:
             asked.put(
                 self.side, asked.correlation_p, asked.correlation_at[row], self.correlation_len[k]
             )
-            if op == _ACK:  # which names the queue or the topic
+            if op == _ACK:
+                self.content_type[k] = asked.content_type[row]
                 self.address_at[k] = self.side_at()
                 self.address_len[k] = asked.address_len[row]
                 asked.put(self.side, asked.address_p, asked.address_at[row], self.address_len[k])

@@ -4,6 +4,9 @@ Rules that are not plain from the code:
 - The two versions differ in the payload length only (spec: tmq 2): seven bits an octet in 1.00, one
   octet or a marker and a wider integer in 1.01. All else of one version survives in the other: an
   encoder asks whether rows have `hops`, that is, are of either version.
+- Numbers of 1.01 are big-endian or little-endian (spec: tmq 2): the first Hello of a stream tells,
+  or the broker's answer to it (decision 65). Until then, and without either, they are big-endian.
+- A delivery message refuses where its payload is FAILED or TIMEOUT, in any case (spec: tmq 7).
 - A stream that begins with `TMQ/` begins with the handshake (decision 24). Waiting for its eight
   bytes holds nothing up: no frame is shorter.
 - Ping and pong are constants (spec: tmq 3). Their second byte, FF, is neither flags nor a ttl:
@@ -41,7 +44,12 @@ PONG = bytes.fromhex("8aff000000000000")
 
 _HOPS = cython.declare(cython.int, 16)
 _MAX_HOPS = cython.declare(cython.int, 63)
-_REFUSED = cython.declare(cython.int, 1)  # the content type of a delivery message that is a nack
+
+# The content types that tell the byte order, when they are read as big-endian.
+_HELLO = cython.declare(cython.int, 101)
+_ACCEPTED = cython.declare(cython.int, 202)
+_LITTLE_HELLO = cython.declare(cython.int, 101 << 8)
+_LITTLE_ACCEPTED = cython.declare(cython.int, 202 << 8)
 
 _PING_TYPE = cython.declare(cython.int, 0x09)
 _PONG_TYPE = cython.declare(cython.int, 0x0A)
@@ -64,6 +72,7 @@ _REQUEST = cython.declare(cython.int, Op.REQUEST)
 _REPLY = cython.declare(cython.int, Op.REPLY)
 _ENQUEUE = cython.declare(cython.int, Op.ENQUEUE)
 _DELIVER = cython.declare(cython.int, Op.DELIVER)
+_ACK = cython.declare(cython.int, Op.ACK)
 _NACK = cython.declare(cython.int, Op.NACK)
 _PING = cython.declare(cython.int, Op.PING)
 _PONG = cython.declare(cython.int, Op.PONG)
@@ -94,6 +103,7 @@ _SERVER_OPS = {
     401: Op.ERROR,
     404: Op.ERROR,
     481: Op.ERROR,
+    482: Op.ERROR,
     503: Op.ERROR,
     601: Op.SUBSCRIBE,
     602: Op.UNSUBSCRIBE,
@@ -109,8 +119,16 @@ _TYPES = {
     Op.NACK: 0x13,
 }
 _CONTENT_TYPES = {op: number for number, op in _SERVER_OPS.items() if op is not Op.ERROR}
-_ERROR_CONTENT_TYPES = {"bad_request": 400, "unauthorized": 401, "not_found": 404, "exists": 481}
-_OTHER_ERROR = 503
+#: What the content type of a refusal stands for (spec: tmq 4).
+REFUSALS = {
+    "bad_request": 400,
+    "unauthorized": 401,
+    "not_found": 404,
+    "exists": 481,
+    "too_large": 482,
+}
+#: The content type of a refusal that has no other.
+OTHER_REFUSAL = 503
 
 
 @cython.cfunc
@@ -122,18 +140,61 @@ def _has_address(kind: cython.int, content_type: cython.int) -> cython.bint:
     return kind in (_CHANNEL_TYPE, _DELIVERY_TYPE)
 
 
+@cython.cfunc
+@cython.exceptval(check=False)
+def _refuses(p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t) -> cython.bint:
+    """Is the payload of a delivery message FAILED or TIMEOUT?"""
+    if n == 6:
+        return _is_word(p, at, b"failed", 6)
+    return n == 7 and _is_word(p, at, b"timeout", 7)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _is_word(
+    p: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    word: cython.p_const_uchar,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    """Are the n bytes at p[at] these small letters, in any case?"""
+    i: cython.Py_ssize_t = 0
+    while i < n and (p[at + i] | 32) == word[i]:
+        i += 1
+    return i == n
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _uint32_little(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    """Four bytes, little-endian, unsigned."""
+    high: cython.longlong = (p[at + 3] << 8) | p[at + 2]
+    return (high << 16) | (p[at + 1] << 8) | p[at]
+
+
 @cython.final
 @cython.cclass
 class TmqScanner(Scanner):
-    """TMQ frames to rows."""
+    """TMQ frames to rows; `little` where numbers are little-endian, once that was `told`."""
 
     grouped: cython.bint
     size: cython.longlong
+    little = cython.declare(cython.bint, visibility="readonly")
+    told = cython.declare(cython.bint, visibility="readonly")
 
     def __init__(self, dialect: str = "tmq-1.01", limits: Limits = Limits()) -> None:  # noqa: B008
         Scanner.__init__(self, dialect, limits)
         self.grouped = dialect == "tmq-1.00"  # a payload length in groups of seven bits
         self.size = 0  # the payload length that was read last
+        self.little = False
+        self.told = self.grouped  # 1.00 has one order
+
+    def set_order(self, little: bool) -> None:
+        """Read numbers in this order, as a Hello told that this scanner has not seen."""
+        if little and self.grouped:
+            raise ValueError("TMQ 1.00 is big-endian")
+        self.little = little
+        self.told = True
 
     @cython.cfunc
     @cython.exceptval(-1, check=False)
@@ -158,6 +219,10 @@ class TmqScanner(Scanner):
             return 0
         kind = p[at] & 63
         content_type = (p[at + 5] << 8) | p[at + 6]
+        if not self.told and kind == _SERVER_TYPE:
+            self._look_for_order(content_type)
+        if self.little:
+            content_type = (p[at + 6] << 8) | p[at + 5]
         has_address = _has_address(kind, content_type)
         identity: cython.int = p[at + 2]
         source: cython.int = p[at + 3]
@@ -190,7 +255,12 @@ class TmqScanner(Scanner):
         )
         table.frame_at[row] = at
         table.frame_len[row] = ahead + n
-        table.op[row] = _PUBLISH if kind == _CHANNEL_TYPE else self._op(kind, content_type)
+        if kind == _CHANNEL_TYPE:
+            table.op[row] = _PUBLISH
+        elif kind == _DELIVERY_TYPE:
+            table.op[row] = _NACK if _refuses(p, at + ahead, n) else _ACK
+        else:
+            table.op[row] = self._op(kind, content_type)
         table.flags[row] = flags
         table.priority[row] = 1 if p[at] & _PR else 0
         table.ttl[row] = p[at + 1] & _MAX_HOPS
@@ -218,9 +288,16 @@ class TmqScanner(Scanner):
     def _op(self, kind: cython.int, content_type: cython.int) -> cython.int:
         if kind == _SERVER_TYPE:
             return _SERVER_OPS.get(content_type, _SERVER)
-        if kind == _DELIVERY_TYPE and content_type == _REFUSED:
-            return _NACK
         return _OPS.get(kind, _UNKNOWN)
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _look_for_order(self, content_type: cython.int) -> cython.void:
+        """Take the byte order from a server message, if it is Hello or the answer to Hello."""
+        if content_type in (_LITTLE_HELLO, _LITTLE_ACCEPTED):
+            self.little = self.told = True
+        elif content_type in (_HELLO, _ACCEPTED):
+            self.told = True
 
     @cython.cfunc
     def _read_groups(
@@ -261,12 +338,17 @@ class TmqScanner(Scanner):
             return 0
         if more == 2:
             self.size = (p[at + 8] << 8) | p[at + 9]
+            if self.little:
+                self.size = (p[at + 9] << 8) | p[at + 8]
         elif more == 4:
-            self.size = uint32(p, at + 8)
-        elif p[at + 8] < 128:
+            self.size = _uint32_little(p, at + 8) if self.little else uint32(p, at + 8)
+        elif p[at + 15 if self.little else at + 8] > 127:  # beyond the 63 bits of `size`
+            octets = bytes(p[at + 8 : at + 16])
+            raise self._too_long(at, int.from_bytes(octets, "little" if self.little else "big"))
+        elif self.little:
+            self.size = (_uint32_little(p, at + 12) << 32) | _uint32_little(p, at + 8)
+        else:
             self.size = (uint32(p, at + 8) << 32) | uint32(p, at + 12)
-        else:  # beyond the 63 bits of `size`
-            raise self._too_long(at, int.from_bytes(bytes(p[at + 8 : at + 16]), "big"))
         return 1 + more
 
     def _too_long(self, at: int, size: int) -> Exception:
@@ -341,8 +423,6 @@ class TmqEncoder(Encoder):
                 if not self.hops:  # an answer is wanted, and a server message has it by RS
                     response = delivery
                     delivery = False
-            elif op == _NACK:
-                content_type = _REFUSED
 
         if kind == _CHANNEL_TYPE and self.hops and not self.client:
             ttl = (ttl if ttl else _HOPS) - 1  # a broker that forwards takes one off
@@ -373,6 +453,14 @@ class TmqEncoder(Encoder):
             source_len = len(self.origin)
         if id_len > 255 or source_len > 255 or target_len > 255:
             return _SKIP_ID
+        payload_p: cython.p_const_uchar = table.payload_p
+        payload_at: cython.int = table.payload_at[row]
+        payload_len: cython.int = table.payload_len[row]
+        if kind == _DELIVERY_TYPE and (op == _NACK) != self._refuses(table, row):
+            # The payload of such a message tells a refusal from an acknowledgement.
+            payload_p = b"FAILED"
+            payload_at = 0
+            payload_len = 6 if op == _NACK else 0
         self.begun = True
 
         out.put_uint8(
@@ -386,8 +474,8 @@ class TmqEncoder(Encoder):
         out.put_uint8(id_len)
         out.put_uint8(source_len)
         out.put_uint8(target_len)
-        out.put_uint16(content_type)
-        self._put_size(table.payload_len[row])
+        self._put_uint16(content_type)
+        self._put_size(payload_len)
         if raw_id:
             table.put_id(out, row)
         elif id_len:
@@ -398,7 +486,15 @@ class TmqEncoder(Encoder):
             table.put(out, table.source_p, table.source_at[row], source_len)
         if target_len:
             table.put(out, target_p, target_at, target_len)
-        return table.put(out, table.payload_p, table.payload_at[row], table.payload_len[row])
+        return table.put(out, payload_p, payload_at, payload_len)
+
+    @cython.cfunc
+    def _refuses(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.bint:
+        """Would a delivery message with the payload of this row be read as a refusal?"""
+        at: cython.int = table.payload_at[row]
+        if at < 0:
+            return _refuses(table.side.data, -1 - at, table.payload_len[row])
+        return _refuses(table.payload_p, at, table.payload_len[row])
 
     @cython.cfunc
     def _is_first(self, table: FrameTable, row: cython.Py_ssize_t, kind: cython.int) -> cython.bint:
@@ -416,7 +512,7 @@ class TmqEncoder(Encoder):
             return _CONTENT_TYPES.get(op, content_type)
         if _SERVER_OPS.get(content_type) == _ERROR:
             return content_type
-        return _ERROR_CONTENT_TYPES.get(table.headers(row).get("$code", ""), _OTHER_ERROR)
+        return REFUSALS.get(table.headers(row).get("$code", ""), OTHER_REFUSAL)
 
     @cython.cfunc
     def _put_size(self, size: cython.int) -> cython.int:
@@ -431,6 +527,16 @@ class TmqEncoder(Encoder):
             return out.put_uint8(size)
         if size < 0x10000:
             out.put_uint8(253)
-            return out.put_uint16(size)
+            return self._put_uint16(size)
         out.put_uint8(254)
+        if self.little:
+            self._put_uint16(size & 0xFFFF)
+            return self._put_uint16(size >> 16)
         return out.put_uint32(size)
+
+    @cython.cfunc
+    def _put_uint16(self, value: cython.int) -> cython.int:
+        """Two bytes in the order of this connection."""
+        if self.little and not self.grouped:
+            value = ((value & 255) << 8) | (value >> 8)
+        return self.out.put_uint16(value)
