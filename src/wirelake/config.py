@@ -57,10 +57,11 @@ class LimitSettings(_Table, frozen=True, kw_only=True):
 
 
 class FlowSettings(_Table, frozen=True, kw_only=True):
-    """What becomes of subscribers that read too slowly."""
+    """What becomes of clients that read too slowly."""
 
-    outbox: Annotated[int, _is("bytes that may wait for one subscriber", ge=64 << 10)] = (
-        8 * _MEBIBYTE
+    outbox: Annotated[int, _is("bytes that may wait for one client", ge=64 << 10)] = 8 * _MEBIBYTE
+    total: Annotated[int, _is("bytes that may wait for all clients together", ge=_MEBIBYTE)] = (
+        256 * _MEBIBYTE
     )
     patience: Annotated[float, _is("seconds that publishers wait for one subscriber …", gt=0)] = 2.0
     window: Annotated[float, _is("… in any so many seconds", gt=0)] = 30.0

@@ -19,6 +19,7 @@ class Desk:
     def __init__(self, node: Node | None = None) -> None:
         self.node = node or Node(MemoryEngine())
         self.now = 100.0
+        self.later: list[Client] = []  # those that read again when the current read is done
 
     def client(self, dialect: str, name: str = "", role: str = "pub", token: str = "") -> Client:
         """A client that has gone through its dialect's opening."""
@@ -32,6 +33,14 @@ class Desk:
         while self.now < end:
             self.now = min(end, self.now + step)
             self.node.tick(self.now)
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Let those read again that may."""
+        later, self.later = self.later, []
+        for client in later:
+            if not client.paused:
+                client.say(b"")
 
 
 class Client:
@@ -50,6 +59,7 @@ class Client:
         self._encoder = encoder(dialect)
         self._feed = Feed(dialect)
         self._rest = b""
+        self._moved = 0
         self.session: Session = desk.node.session(self, dialect, desk.now)
 
     # The link
@@ -63,6 +73,7 @@ class Client:
     def drain(self) -> None:
         """The client takes what was written."""
         self.received += self.waiting
+        self._moved += len(self.waiting)
         self.waiting.clear()
 
     def close(self) -> None:
@@ -76,8 +87,12 @@ class Client:
         self.paused = True
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again, what was left over first."""
         self.paused = False
+        if self.desk.node.reading is None:
+            self.say(b"")
+        else:
+            self.desk.later.append(self)
 
     def receive_again(self) -> None:
         """Give the session once more what it left over."""
@@ -87,6 +102,11 @@ class Client:
     def buffered(self) -> int:
         """What has not gone out."""
         return len(self.waiting)
+
+    @property
+    def moved(self) -> int:
+        """What has gone out."""
+        return self._moved
 
     # The client
 

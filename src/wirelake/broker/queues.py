@@ -306,7 +306,12 @@ class Queue:
     def _takers(self) -> list[_Consumer]:
         """Who gets the next message."""
         if self._pulls:
-            return [self._pulls[0].consumer]
+            # A pull whose client does not read waits; those behind it need not.
+            for place, pull in enumerate(self._pulls):
+                if self._has_outbox(pull.consumer):
+                    self._pulls.insert(0, self._pulls.pop(place))
+                    return [pull.consumer]
+            return []
         if self.settings.mode == "pull":
             return []
         if self.settings.mode == "push":
@@ -318,10 +323,10 @@ class Queue:
         return []
 
     def _has_room(self, consumer: _Consumer) -> bool:
-        return (
-            len(consumer.held) < consumer.prefetch
-            and consumer.session.link.buffered <= self._node.flow.outbox
-        )
+        return len(consumer.held) < consumer.prefetch and self._has_outbox(consumer)
+
+    def _has_outbox(self, consumer: _Consumer) -> bool:
+        return consumer.session.outgoing <= self._node.flow.limit
 
     def _deliver(self, stored: Stored, takers: list[_Consumer], now: float) -> None:
         message = stored.message

@@ -88,7 +88,9 @@ class Services:
             passed = replace(
                 request, op="request", correlation_id=number, source=session.client_id, target=""
             )
-            self._open[number] = _Open(request, session, service)
+            # Of a request that waits for its reply nothing large is kept.
+            kept = replace(request, payload=b"", headers={})
+            self._open[number] = _Open(kept, session, service)
             if service.send(passed):
                 self._node.capture.add(passed, now)
                 wait = request.ttl / 1000 if request.ttl and not session.counts_hops else None

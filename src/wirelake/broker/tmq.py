@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from wirelake.broker.flow import Policy
 from wirelake.broker.session import Session
 from wirelake.engine.base import Mode, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
@@ -131,10 +132,12 @@ class TmqSession(Session):
         if mode != "broadcast":  # which is a topic (spec: tmq 6)
             self.node.queues.declare(settings)
 
-    def send(self, message: Message) -> bool:
+    def send(
+        self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
+    ) -> bool:
         """Send one message; FA as the broker says."""
         self.encoder.first = bool(message.flags & Flag.FIRST)
-        return super().send(message)
+        return super().send(message, policy, sender)
 
     def end_of_pull(self, request: Message, taken: int) -> None:
         """A response, if one is wanted."""

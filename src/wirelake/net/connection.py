@@ -19,8 +19,10 @@ import logging
 import socket
 import struct
 import time
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from wirelake.broker.budget import OVERHEAD
 from wirelake.errors import ProtocolError
 from wirelake.wire import detect
 
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
 READ = 256 << 10
 #: A client that fills the buffer so often in a row lets the others go first.
 FULL_READS = 4
+
+#: What the transport may hold of what is written, and the largest part that it gets at once. The
+#: rest waits in the connection's own outbox, where every piece counts until all of it has gone.
+TRANSPORT = 256 << 10
+PART = 512 << 10
+
+NOTHING = memoryview(b"")
 
 #: For so long a client that we are done with may go on sending, unheard (seconds).
 LINGER = 0.5
@@ -69,9 +78,14 @@ class Connection(asyncio.BufferedProtocol):
         "_hub",
         "_large",
         "_need",
+        "_outbox",
         "_paused",
+        "_queued",
         "_rest",
+        "_sent",
+        "_stalled",
         "_transport",
+        "_written",
         "certificate",
         "peer",
         "session",
@@ -88,6 +102,11 @@ class Connection(asyncio.BufferedProtocol):
         self._full_reads = 0
         self._heard = 0.0
         self._paused = False
+        self._outbox: deque[bytes | memoryview] | None = None  # what the transport has no room for
+        self._queued = 0  # bytes of it
+        self._sent = 0  # bytes of the first piece that the transport has
+        self._stalled = False  # the transport takes no more
+        self._written = 0  # bytes in all
         self._ended: float | None = None  # since when nothing more is said or listened to
         self.session: Session | None = None
         self.certificate = ""  # the name in it, if the client has shown one
@@ -100,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.peer = _name(self._transport)
         self.certificate = _common_name(self._transport)
-        self._transport.set_write_buffer_limits(high=self._hub.node.flow.outbox)
+        self._transport.set_write_buffer_limits(high=TRANSPORT)
         self._heard = time.monotonic()
         self._hub.connections.add(self)
         log.debug("%s: connected", self.peer)
@@ -147,8 +166,18 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if self._ended is None and not self._paused:
+        """Give the session what it left over, then read again, unless it must wait."""
+        if self._is_held():
+            return
+        if self.session is not None and (self._rest is None or self._filled >= self._need):
+            rest = memoryview(self._rest)[: self._filled] if self._rest is not None else NOTHING
+            self._take(rest, time.monotonic())
+        if not self._is_held():
             self._transport.resume_reading()
+
+    def _is_held(self) -> bool:
+        """Is nothing to be read now?"""
+        return self._ended is not None or self._paused
 
     def _take(self, data: memoryview, now: float) -> None:
         session = self.session or self._greet(data, now)
@@ -207,6 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._leave(str(exc) if exc else "closed by the client")
+        self._empty()
         self._hub.connections.discard(self)
         if not self._hub.connections:
             self._hub.emptied.set()
@@ -220,12 +250,51 @@ class Connection(asyncio.BufferedProtocol):
             self.session.lost(reason)
 
     def pause_writing(self) -> None:
-        """The outbox is full; the node has seen so when it wrote."""
+        """The transport takes no more."""
+        self._stalled = True
 
     def resume_writing(self) -> None:
-        """The outbox has room again."""
-        if self.session is not None:
-            self._hub.node.flow.drained(self.session, time.monotonic())
+        """The transport takes more."""
+        self._stalled = False
+        self._pump()
+        flow = self._hub.node.flow
+        if self.session is not None and self.session.outgoing <= flow.limit // 2:
+            flow.drained(self.session, time.monotonic())
+        flow.relieve()
+
+    def _pump(self) -> None:
+        """Hand to the transport what it has room for.
+
+        A large piece goes in parts. The last ones are copies, so that the piece is let go when the
+        transport has them, and not only when the client has read them.
+        """
+        while self._outbox and not self._stalled:
+            piece = self._outbox[0]
+            left = len(piece) - self._sent
+            if left > PART:
+                part = memoryview(piece)[self._sent : self._sent + PART]
+                self._sent += PART
+                self._transport.write(part if left > 3 * PART else bytes(part))
+                continue
+            self._outbox.popleft()
+            self._queued -= len(piece) + OVERHEAD
+            self._hub.node.flow.budget.release(piece)
+            if self._sent:
+                piece = bytes(memoryview(piece)[self._sent :])
+                self._sent = 0
+            self._transport.write(piece)
+        if self._outbox is not None and not self._outbox:
+            self._empty()
+            if self._ended is not None:
+                self._finish()
+
+    def _empty(self) -> None:
+        """Let go of what waits here."""
+        budget = self._hub.node.flow.budget
+        for piece in self._outbox or ():
+            budget.release(piece)
+        self._outbox, self._queued, self._sent = None, 0, 0
+        budget.holders.pop(self, None)
 
     # From the session
 
@@ -233,13 +302,27 @@ class Connection(asyncio.BufferedProtocol):
         """Send these bytes after all that was written before."""
         if self._ended is None and data:
             self._hub.node.counters["bytes_out"] += len(data)
-            self._transport.write(data)
+            self._written += len(data)
+            if self._outbox is None:
+                if len(data) <= PART and not self._stalled:
+                    self._transport.write(data)
+                    return
+                self._outbox = deque()
+                self._hub.node.flow.budget.holders[self] = None
+            self._outbox.append(data)
+            self._queued += len(data) + OVERHEAD
+            self._hub.node.flow.budget.hold(data)
+            self._pump()
 
     def close(self) -> None:
         """Close when everything that was written has gone out."""
-        if self._ended is not None:
-            return
-        self._ended = time.monotonic()
+        if self._ended is None:
+            self._ended = time.monotonic()
+            if self._outbox is None:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Tell the client that nothing follows."""
         if not self._transport.can_write_eof():  # as TLS
             self._transport.close()
             return
@@ -253,6 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close now; what has not gone out is lost."""
         if self._ended is None:
             self._ended = time.monotonic()
+        self._empty()
         self._transport.abort()
 
     def pause(self) -> None:
@@ -262,16 +346,26 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
+        """Soon give the session what it left over, then read again."""
         if self._ended is None:
             self._paused = False
             self._heard = time.monotonic()
-            self._transport.resume_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
 
     @property
     def buffered(self) -> int:
         """The bytes written that have not gone out yet."""
+        return self._queued + self._transport.get_write_buffer_size()
+
+    @property
+    def in_transit(self) -> int:
+        """The bytes that the transport holds."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def moved(self) -> int:
+        """The bytes that have gone out since the beginning."""
+        return self._written - self.buffered
 
     # From the server
 
@@ -279,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection if its client has kept us waiting for too long."""
         if self._ended is not None:
             if now - self._ended > (FLUSH if self.buffered else LINGER):
-                self._transport.abort()
+                self.abort()
             return
         awaited = self._awaited()
         if awaited and not self._paused and now - self._heard > patience:

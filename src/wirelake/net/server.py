@@ -114,6 +114,8 @@ class Server:
         node.flow.patience = flow.patience
         node.flow.window = flow.window
         node.flow.policies = dict(flow.policies)
+        # Two of the largest messages must fit, or nobody could ever be sent one.
+        node.flow.budget.most = max(flow.total, 2 * limits.message)
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
         if isinstance(node.engine, SqliteEngine):
@@ -228,8 +230,11 @@ class Server:
         """Look, now and then, for connections that keep us waiting."""
         if now - self._swept >= min(SWEEP, self._patience / 4):
             self._swept = now
+            in_transit = 0
             for connection in list(self._hub.connections):
                 connection.check(now, self._patience)
+                in_transit += connection.in_transit
+            self.node.flow.budget.look(in_transit)
 
     def _stop_listening(self) -> None:
         for server in self._servers:
