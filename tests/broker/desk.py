@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
 from wirelake.engine.memory import MemoryEngine
@@ -60,6 +61,8 @@ class Client:
         self._feed = Feed(dialect)
         self._rest = b""
         self._moved = 0
+        self.budget: Budget | None = None  # what waits counts there, if it is set
+        self._held: list[bytes | memoryview] = []
         self.session: Session = desk.node.session(self, dialect, desk.now)
 
     # The link
@@ -67,6 +70,10 @@ class Client:
     def write(self, data: bytes | memoryview) -> None:
         """Send these bytes."""
         self.waiting += data
+        if self.budget is not None and not self.reads:
+            self.budget.holders[self] = None
+            self.budget.hold(data)
+            self._held.append(data)
         if self.reads:
             self.drain()
 
@@ -75,12 +82,20 @@ class Client:
         self.received += self.waiting
         self._moved += len(self.waiting)
         self.waiting.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held and self.budget is not None:
+            self.budget.release(self._held.pop())
 
     def close(self) -> None:
         """Close when all has gone out."""
         self.is_open = False
 
-    abort = close
+    def abort(self) -> None:
+        """Close now."""
+        self.is_open = False
+        self._let_go()
 
     def pause(self) -> None:
         """Read no more."""
@@ -97,6 +112,9 @@ class Client:
     def receive_again(self) -> None:
         """Give the session once more what it left over."""
         self.say(b"")
+
+    def authenticated(self) -> None:
+        """The client has shown who it is."""
 
     @property
     def buffered(self) -> int:

@@ -99,6 +99,7 @@ class Node:
         epoch: float = 0.0,
     ) -> None:
         self.limits = limits
+        self.limits_of_strangers = limits  # until they have authenticated
         self.counters: Counter[str] = Counter()
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
         # so there is one for each dialect that is scanned, and small ones for what is small.
@@ -165,6 +166,8 @@ class Node:
             raise RefusedError("unauthorized", "the token is not known")
         session.token = token
         session.rights = rights
+        if rights is not self.rights_of_strangers:
+            session.authenticated()
 
     def state(self) -> dict[str, object]:
         """What the broker tells of itself."""

@@ -54,6 +54,9 @@ class Link(Protocol):
     def receive_again(self) -> None:
         """Give the session once more what it left over."""
 
+    def authenticated(self) -> None:
+        """Count the client no more among the strangers of its address."""
+
     @property
     def buffered(self) -> int:
         """The bytes written that have not gone out yet."""
@@ -82,7 +85,7 @@ class Session(ABC):
         self.link = link
         self.dialect = dialect
         self.table = node.table(dialect)
-        self.scanner = scanner(dialect, node.limits)
+        self.scanner = scanner(dialect, node.limits_of_strangers)
         self.scanner.stepwise = True  # so that nothing is read behind what fills the outbox
         self.encoder = encoder(dialect, client=False)
         self.encoder.keep = SMALL  # as there are many sessions
@@ -136,7 +139,8 @@ class Session(ABC):
                     flow.hold_own(self, now)
                 if not self.scanner.again:
                     break
-        except ProtocolError as error:
+        except ProtocolError as fault:
+            error = self._explain(fault)
             node.protocol_error(self, error)
             self.answer_fault(error)
             self.close("protocol error")
@@ -146,6 +150,19 @@ class Session(ABC):
             node.reading = None
         node.capture.hold_back(self)
         return at
+
+    def _explain(self, error: ProtocolError) -> ProtocolError:
+        """The error, with the limit that it is about where that is the one for strangers."""
+        limits = self.scanner.limits
+        if limits is self.node.limits or str(limits.message) not in error.reason:
+            return error
+        reason = f"{error.reason} before authentication (limits.stranger_frame)"
+        return ProtocolError(error.dialect, error.offset, reason, error.answer)
+
+    def authenticated(self) -> None:
+        """The client has shown who it is: the limits for strangers end."""
+        self.scanner.set_limits(self.node.limits)
+        self.link.authenticated()
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""

@@ -23,6 +23,7 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from wirelake.broker.budget import OVERHEAD
+from wirelake.broker.peers import Peers
 from wirelake.errors import ProtocolError
 from wirelake.wire import detect
 
@@ -44,6 +45,11 @@ PART = 512 << 10
 
 NOTHING = memoryview(b"")
 
+#: Bytes of frames that are not complete, of all connections.
+UNFINISHED = 256 << 20
+#: Operators are told of refused connections once in so many seconds.
+TELL_EVERY = 10.0
+
 #: For so long a client that we are done with may go on sending, unheard (seconds).
 LINGER = 0.5
 #: For so long what was written last may take to go out, once a connection is to end (seconds).
@@ -60,16 +66,61 @@ class Hub:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.peers = Peers()
+        self.unfinished = Unfinished(node)
+        self.min_rate = 0
+        self._refused = 0  # connections, since operators were last told
+        self._told = 0.0
         self.buffer = memoryview(bytearray(READ))
         self.connections: set[Connection] = set()
         self.emptied = asyncio.Event()  # set when the last of them has gone
         self.rights_of_certificate: Callable[[str], Rights | None] = lambda name: None
+
+    def refuse(self, peer: str, limit: str, now: float) -> None:
+        """Count a connection that was refused, and tell operators now and then."""
+        self.node.counters["refused_connections"] += 1
+        self._refused += 1
+        if now - self._told >= TELL_EVERY:
+            text = f"{limit} allows no more; {self._refused} refused since the last time"
+            self.node.event("connections_refused", peer, text)
+            self._refused, self._told = 0, now
+
+
+class Unfinished:
+    """The bytes that connections hold of frames which are not complete, against a limit.
+
+    Where they exceed it, those connections are closed that have held the most for the longest.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.most = UNFINISHED
+        self._node = node
+        self._held = 0
+        self._by: dict[Connection, int] = {}
+
+    def hold(self, connection: Connection, size: int, now: float) -> None:
+        """A connection holds so many bytes now, 0: none."""
+        self._held += size - self._by.pop(connection, 0)
+        if size:
+            self._by[connection] = size
+            while self._held > self.most:
+                self._close_one(now)
+
+    def _close_one(self, now: float) -> None:
+        worst = max(self._by, key=lambda one: self._by[one] * (now - one.since + 0.001))
+        size = self._by[worst]
+        self._held -= self._by.pop(worst)
+        self._node.counters["unfinished_closed"] += 1
+        text = f"closed with {size} bytes of a frame, as limits.unfinished is {self.most} bytes"
+        self._node.event("unfinished_frames", worst.peer, text)
+        worst.end("too much is unfinished")
 
 
 class Connection(asyncio.BufferedProtocol):
     """A link between a socket and a session; the session exists once the dialect is known."""
 
     __slots__ = (
+        "_counts_for",
         "_ended",
         "_family",
         "_filled",
@@ -78,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         "_hub",
         "_large",
         "_need",
+        "_opened",
         "_outbox",
         "_paused",
         "_queued",
@@ -89,6 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         "certificate",
         "peer",
         "session",
+        "since",
     )
 
     def __init__(self, hub: Hub, family: str | None) -> None:
@@ -101,6 +154,9 @@ class Connection(asyncio.BufferedProtocol):
         self._large = False  # the next bytes are read into `_rest` itself
         self._full_reads = 0
         self._heard = 0.0
+        self._opened = 0.0
+        self.since = 0.0  # when the frame began that is not complete
+        self._counts_for = ""  # the address among whose strangers this one counts
         self._paused = False
         self._outbox: deque[bytes | memoryview] | None = None  # what the transport has no room for
         self._queued = 0  # bytes of it
@@ -120,7 +176,14 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = _name(self._transport)
         self.certificate = _common_name(self._transport)
         self._transport.set_write_buffer_limits(high=TRANSPORT)
-        self._heard = time.monotonic()
+        self._heard = self._opened = self.since = time.monotonic()
+        peers = self._hub.peers
+        limit, self._counts_for = peers.admit(_host(self._transport))
+        if limit:
+            self._ended = self._heard
+            self._hub.refuse(self.peer, limit, self._heard)
+            self._transport.abort()
+            return
         self._hub.connections.add(self)
         log.debug("%s: connected", self.peer)
 
@@ -134,7 +197,11 @@ class Connection(asyncio.BufferedProtocol):
             return self._hub.buffer[filled:]
         if len(rest) == filled:
             size = max(READ, 2 * filled)
-            self._rest = bytearray(min(size, self._need) if self._need > filled else size)
+            size = min(size, self._need) if self._need > filled else size
+            self._hub.unfinished.hold(self, size, time.monotonic())
+            if self._ended is not None:  # there is no room for it
+                return self._hub.buffer
+            self._rest = bytearray(size)
             self._rest[:filled] = rest
             rest = self._rest
         return memoryview(rest)[filled:]
@@ -182,21 +249,31 @@ class Connection(asyncio.BufferedProtocol):
     def _take(self, data: memoryview, now: float) -> None:
         session = self.session or self._greet(data, now)
         if session is None:
-            self._keep(data, 0, 0)
+            self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
-            self._keep(data, used, session.scanner.need)
+            self._keep(data, used, session.scanner.need, now)
 
-    def _keep(self, data: memoryview, used: int, need: int) -> None:
+    def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
         """Hold on to what was not used of these bytes."""
         filled = len(data) - used
         if not filled or self._ended is not None:
-            self._rest, self._filled, self._large = None, 0, False
+            if self._rest is not None:
+                self._forget_rest()
             return
+        if used or self._rest is None:
+            self.since = now
         large = need > READ or filled > READ // 2
         if used or not (large and self._large):  # else it lies where it should
             self._rest = bytearray(data[used:])
         self._filled, self._need, self._large = filled, need, large
+        assert self._rest is not None
+        self._hub.unfinished.hold(self, len(self._rest), now)
+
+    def _forget_rest(self) -> None:
+        """Let go of what was left over."""
+        self._rest, self._filled, self._need, self._large = None, 0, 0, False
+        self._hub.unfinished.hold(self, 0, 0.0)
 
     def _greet(self, data: memoryview, now: float) -> Session | None:
         """Find out which dialect this is."""
@@ -215,6 +292,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.token = f"certificate:{self.certificate}"
                 rights = self._hub.rights_of_certificate(self.certificate)
                 self.session.rights = rights or node.rights_of_strangers
+                if rights is not None:
+                    self.session.authenticated()
         return self.session
 
     def receive_again(self) -> None:
@@ -237,6 +316,9 @@ class Connection(asyncio.BufferedProtocol):
         """The connection has ended."""
         self._leave(str(exc) if exc else "closed by the client")
         self._empty()
+        if self in self._hub.connections:
+            self._hub.peers.count -= 1
+            self.authenticated()
         self._hub.connections.discard(self)
         if not self._hub.connections:
             self._hub.emptied.set()
@@ -245,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended is None:
             self._ended = time.monotonic()
             log.debug("%s: %s", self.peer, reason)
-        self._rest, self._filled, self._large = None, 0, False
+        self._forget_rest()
         if self.session is not None:
             self.session.lost(reason)
 
@@ -318,6 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close when everything that was written has gone out."""
         if self._ended is None:
             self._ended = time.monotonic()
+            self._forget_rest()
             if self._outbox is None:
                 self._finish()
 
@@ -336,6 +419,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close now; what has not gone out is lost."""
         if self._ended is None:
             self._ended = time.monotonic()
+        self._forget_rest()
         self._empty()
         self._transport.abort()
 
@@ -349,8 +433,13 @@ class Connection(asyncio.BufferedProtocol):
         """Soon give the session what it left over, then read again."""
         if self._ended is None:
             self._paused = False
-            self._heard = time.monotonic()
+            self._heard = self.since = time.monotonic()
             asyncio.get_running_loop().call_soon(self._read_on)
+
+    def authenticated(self) -> None:
+        """Count the client no more among the strangers of its address."""
+        self._hub.peers.forget(self._counts_for)
+        self._counts_for = ""
 
     @property
     def buffered(self) -> int:
@@ -376,10 +465,20 @@ class Connection(asyncio.BufferedProtocol):
                 self.abort()
             return
         awaited = self._awaited()
-        if awaited and not self._paused and now - self._heard > patience:
-            self._hub.node.counters[f"timeouts.{awaited}"] += 1
-            log.warning("%s: closed: nothing of a %s for %g s", self.peer, awaited, patience)
-            self.end("it sent nothing for too long")
+        if not awaited or self._paused:
+            return
+        rate = self._hub.min_rate
+        late = now - (self._opened if awaited == "handshake" else self.since) - patience
+        if now - self._heard > patience:
+            reason = f"nothing of a {awaited} for {patience:g} s"
+        elif late > 0 and self._filled < rate * late:
+            reason = f"{self._filled} bytes of a {awaited} in {late + patience:.0f} s, and after"
+            reason += f" {patience:g} s it must have {rate} bytes a second (limits.min_rate)"
+        else:
+            return
+        self._hub.node.counters[f"timeouts.{awaited}"] += 1
+        log.warning("%s: closed: %s", self.peer, reason)
+        self.end("it sent nothing for too long")
 
     def _awaited(self) -> str:
         """What the client has begun and not finished, if so."""
@@ -394,6 +493,15 @@ class Connection(asyncio.BufferedProtocol):
         if self.session is not None:
             self.session.close(reason)
         self.close()
+
+
+def _host(transport: asyncio.Transport) -> str:
+    """The peer's address, "" for a process of this machine."""
+    match transport.get_extra_info("peername"):
+        case (str(host), int(), *_):
+            return host
+        case _:
+            return ""
 
 
 def _name(transport: asyncio.Transport) -> str:

@@ -110,6 +110,17 @@ class Server:
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
         )
+        node.limits_of_strangers = node.limits
+        if settings.tokens:
+            node.limits_of_strangers = replace(
+                node.limits,
+                message=min(limits.message, limits.stranger_frame),
+                sequence=min(limits.sequence, limits.stranger_frame),
+            )
+        hub = self._hub
+        hub.unfinished.most = limits.unfinished
+        hub.min_rate = limits.min_rate
+        hub.peers.most, hub.peers.per_peer = limits.connections, limits.connections_per_peer
         node.flow.outbox = flow.outbox
         node.flow.patience = flow.patience
         node.flow.window = flow.window
