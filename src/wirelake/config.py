@@ -52,11 +52,25 @@ def _is(meaning: str, **rules: Any) -> Meta:
 
 
 class LimitSettings(_Table, frozen=True, kw_only=True):
-    """What a peer may send, in bytes; a change is for new connections."""
+    """What peers may send, in bytes, and how many there may be; sizes are for new connections."""
 
     message: Annotated[int, _is("a message", ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
     headers: Annotated[int, _is("all headers of a message", ge=256, le=1 << 30)] = 64 << 10
     sequence: Annotated[int, _is("a multi-part sequence", ge=1024, le=1 << 30)] = 64 * _MEBIBYTE
+    stranger_frame: Annotated[
+        int, _is("a frame before authentication, where there are tokens", ge=1024, le=1 << 30)
+    ] = 64 << 10
+    unfinished: Annotated[
+        int, _is("frames of all connections that are not complete yet", ge=_MEBIBYTE)
+    ] = 256 * _MEBIBYTE
+    min_rate: Annotated[
+        int,
+        _is("bytes a second of an unfinished frame, after `handshake_timeout`; 0: any", ge=0),
+    ] = 1024
+    connections: Annotated[int, _is("connections in all", ge=1)] = 100_000
+    connections_per_peer: Annotated[
+        int, _is("connections without a token from one address; loopback is exempt", ge=1)
+    ] = 1000
 
 
 class QuotaSettings(_Table, frozen=True, kw_only=True):
@@ -88,10 +102,11 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
 
 
 class FlowSettings(_Table, frozen=True, kw_only=True):
-    """What becomes of subscribers that read too slowly."""
+    """What becomes of clients that read too slowly."""
 
-    outbox: Annotated[int, _is("bytes that may wait for one subscriber", ge=64 << 10)] = (
-        8 * _MEBIBYTE
+    outbox: Annotated[int, _is("bytes that may wait for one client", ge=64 << 10)] = 8 * _MEBIBYTE
+    total: Annotated[int, _is("bytes that may wait for all clients together", ge=_MEBIBYTE)] = (
+        256 * _MEBIBYTE
     )
     patience: Annotated[float, _is("seconds that publishers wait for one subscriber …", gt=0)] = 2.0
     window: Annotated[float, _is("… in any so many seconds", gt=0)] = 30.0

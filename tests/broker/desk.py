@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
 from wirelake.engine.memory import MemoryEngine
@@ -19,6 +20,7 @@ class Desk:
     def __init__(self, node: Node | None = None) -> None:
         self.node = node or Node(MemoryEngine())
         self.now = 100.0
+        self.later: list[Client] = []  # those that read again when the current read is done
 
     def client(self, dialect: str, name: str = "", role: str = "pub", token: str = "") -> Client:
         """A client that has gone through its dialect's opening."""
@@ -32,6 +34,14 @@ class Desk:
         while self.now < end:
             self.now = min(end, self.now + step)
             self.node.tick(self.now)
+            self.read_on()
+
+    def read_on(self) -> None:
+        """Let those read again that may."""
+        later, self.later = self.later, []
+        for client in later:
+            if not client.paused:
+                client.say(b"")
 
 
 class Client:
@@ -50,6 +60,9 @@ class Client:
         self._encoder = encoder(dialect)
         self._feed = Feed(dialect)
         self._rest = b""
+        self._moved = 0
+        self.budget: Budget | None = None  # what waits counts there, if it is set
+        self._held: list[bytes | memoryview] = []
         self.session: Session = desk.node.session(self, dialect, desk.now)
 
     # The link
@@ -57,36 +70,61 @@ class Client:
     def write(self, data: bytes | memoryview) -> None:
         """Send these bytes."""
         self.waiting += data
+        if self.budget is not None and not self.reads:
+            self.budget.holders[self] = None
+            self.budget.hold(data)
+            self._held.append(data)
         if self.reads:
             self.drain()
 
     def drain(self) -> None:
         """The client takes what was written."""
         self.received += self.waiting
+        self._moved += len(self.waiting)
         self.waiting.clear()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._held and self.budget is not None:
+            self.budget.release(self._held.pop())
 
     def close(self) -> None:
         """Close when all has gone out."""
         self.is_open = False
 
-    abort = close
+    def abort(self) -> None:
+        """Close now."""
+        self.is_open = False
+        self._let_go()
 
     def pause(self) -> None:
         """Read no more."""
         self.paused = True
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again, what was left over first."""
         self.paused = False
+        if self.desk.node.reading is None:
+            self.say(b"")
+        else:
+            self.desk.later.append(self)
 
     def receive_again(self) -> None:
         """Give the session once more what it left over."""
         self.say(b"")
 
+    def authenticated(self) -> None:
+        """The client has shown who it is."""
+
     @property
     def buffered(self) -> int:
         """What has not gone out."""
         return len(self.waiting)
+
+    @property
+    def moved(self) -> int:
+        """What has gone out."""
+        return self._moved
 
     # The client
 

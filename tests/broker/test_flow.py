@@ -1,9 +1,13 @@
 """Subscribers that do not read: who waits, who is disconnected, what is dropped."""
 
+from collections.abc import Callable
+
 from tests.broker.desk import Client, Desk
+from wirelake.broker.budget import Budget
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.node import Node
 from wirelake.engine.memory import MemoryEngine
+from wirelake.message import Message
 
 OUTBOX = 10_000
 BLOCK = b"x" * 900
@@ -138,3 +142,152 @@ def test_one_that_is_full_for_a_moment_does_not_suffer_for_a_slow_one() -> None:
     reading.drain()
     desk.node.flow.drained(reading.session, desk.now)
     assert reading.is_open
+
+
+def test_nothing_more_is_read_from_a_client_whose_own_outbox_is_full() -> None:
+    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    client = desk.client("kobold-3", "echo")
+    client.subscribe("a")
+    client.reads = False
+    assert 10 < fill(client) < 15
+    assert client.buffered < OUTBOX + 2000
+    desk.pass_time(60, step=1)
+    assert client.is_open  # nobody else waits for it
+    client.drain()
+    desk.pass_time(0.25)
+    assert not client.paused
+
+
+def test_a_read_of_many_questions_stops_where_the_outbox_is_full_and_goes_on_there() -> None:
+    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    client = desk.client("kobold-3", "asker")
+    client.reads = False
+    asked = [Message(op="info", address="$node", correlation_id=str(n)) for n in range(200)]
+    client.send(*asked)
+    assert client.paused
+    assert client.buffered < OUTBOX + 2000
+    answers = []
+    for _ in range(200):
+        client.drain()
+        answers += client.take()
+        desk.pass_time(0.25)
+    assert [one.correlation_id for one in answers] == [str(n) for n in range(200)]
+
+
+def test_a_long_list_is_written_as_it_is_read_and_in_order() -> None:
+    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    client = desk.client("kobold-3", "reader")
+    for n in range(50):
+        client.send(Message(op="create", address=f"k/{n:02}", payload=BLOCK))
+    client.take()
+    client.reads = False
+    client.send(Message(op="read", address="k/#", correlation_id="l"), Message(op="ping", id="p"))
+    client.send(Message(op="watch", address="k/#", headers={"$rev": "0"}))
+    assert client.buffered < OUTBOX + 2000
+    other = desk.client("kobold-3", "writer")
+    told: list[Message] = []
+    for turn in range(60):
+        client.drain()
+        told += client.take()
+        desk.pass_time(0.25)
+        if turn == 6:  # the watch has told some keys, and not this one
+            other.send(Message(op="update", address="k/49", payload=b"new"))
+    assert [one.address for one in told[:50]] == [f"k/{n:02}" for n in range(50)]
+    assert [one.op for one in told[50:52]] == ["ok", "pong"]
+    assert sorted(one.address for one in told[52:]) == [f"k/{n:02}" for n in range(50)]
+
+
+def test_whoever_sends_direct_messages_or_requests_waits_too() -> None:
+    for message in (Message(target="stopped"), Message(op="request", address="s")):
+        desk, publisher, stopped, _ = desk_with()
+        stopped.send(Message(op="serve", address="s"))
+        for number in range(100):
+            publisher.send(
+                Message(
+                    op=message.op,
+                    address=message.address,
+                    target=message.target,
+                    payload=BLOCK,
+                    correlation_id=str(number),
+                )
+            )
+            if publisher.paused:
+                break
+        assert 8 < number < 15
+        assert stopped.buffered < OUTBOX + 2000
+        desk.pass_time(3)
+        assert (stopped.is_open, publisher.paused) == (False, False)
+
+
+def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_read() -> None:
+    desk, _, stopped, _ = desk_with()
+    stopped.send(Message(op="watch", address="w"))
+    late: list[Callable[[], object]] = []
+    # A disk that takes a while:
+    desk.node.engine.after = late.append  # type: ignore[assignment,method-assign]
+    stopped_at = 0
+    for number in range(40):
+        writer = desk.client("kobold-3")
+        op = "update" if number else "create"
+        writer.send(Message(op=op, address="w", payload=BLOCK))
+        writer.session.lost("gone")
+        while late:
+            late.pop(0)()
+        if not stopped.is_open:
+            break
+        stopped_at = stopped.buffered
+    assert stopped_at < 2 * OUTBOX + 2000
+    assert not stopped.is_open
+
+
+def desk_with_budget(total: int) -> tuple[Desk, list[Client]]:
+    """A broker with a large key, and clients that stopped reading."""
+    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=total // 2, total=total)))
+    clients = [desk.client("kobold-3", f"reader-{n}") for n in range(8)]
+    clients[0].send(Message(op="create", address="k", payload=b"x" * 200_000))
+    clients[0].take()
+    for client in clients:
+        client.budget = desk.node.flow.budget
+        client.reads = False
+    return desk, clients
+
+
+def test_large_answers_wait_for_the_budget_and_the_largest_outboxes_make_room() -> None:
+    desk, clients = desk_with_budget(1_000_000)
+    for client in clients:
+        client.send(Message(op="read", address="k", correlation_id="r"))
+    waiting = [client for client in clients if client.paused]
+    assert len(waiting) == 4  # four of 200 000 bytes, and more than that, fit
+    assert desk.node.flow.budget.used < 1_000_000
+    clients[0].reads = True
+    clients[0].drain()
+    desk.pass_time(0.25)
+    assert sum(client.paused for client in clients) == 3
+    desk.pass_time(0.75)
+    assert clients[0].is_open
+    assert desk.node.counters["slow_consumers"] > 0
+    assert "flow.total" in str(desk.node.events[-1]["text"])
+    desk.pass_time(5)
+    assert not any(client.paused for client in clients if client.is_open)
+    assert desk.node.flow.budget.used < 1_000_000
+
+
+def test_bytes_that_many_outboxes_share_count_once() -> None:
+    budget = Budget(1000)
+    data = b"x" * 600
+    budget.hold(data)
+    budget.hold(data)
+    assert 600 <= budget.used < 800
+    assert not is_exceeded(budget)
+    budget.hold(b"y" * 600)
+    assert is_exceeded(budget)
+    budget.release(data)
+    assert is_exceeded(budget)
+    budget.give_back(data)
+    budget.look()
+    assert not is_exceeded(budget)
+
+
+def is_exceeded(budget: Budget) -> bool:
+    """Whether it is, as it changes without mypy's knowledge."""
+    return budget.is_exceeded

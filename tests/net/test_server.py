@@ -16,7 +16,15 @@ import pytest
 
 import wirelake
 from tests.net.peer import Peer, close_all, succeeded
-from wirelake.config import FlowSettings, LimitSettings, Listener, MfpSettings, Settings
+from wirelake.config import (
+    FlowSettings,
+    LimitSettings,
+    Listener,
+    MfpSettings,
+    Settings,
+    TokenSettings,
+    hash_token,
+)
 from wirelake.errors import ConfigError
 from wirelake.message import Flag, Message
 from wirelake.net.connection import FULL_READS, READ, Connection
@@ -202,6 +210,33 @@ async def test_an_announced_length_reserves_no_memory(start: Start) -> None:
     await until(lambda: connections(server)[0]._rest is not None)
     assert len(connections(server)[0].get_buffer(-1)) <= READ
     await peer.close()
+
+
+# Too many
+
+
+async def test_connections_of_one_address_are_limited_until_they_authenticate(start: Start) -> None:
+    token = TokenSettings(name="alice", hash=hash_token("secret"), publish=("#",))
+    limits = LimitSettings(connections_per_peer=3)
+    server = await start(msgspec.structs.replace(LOCAL, tokens=(token,), limits=limits))
+    server._hub.peers.exempts_loopback = False
+    known = [
+        await Peer("kobold-3", f"known-{n}", token="secret").open(port_of(server)) for n in range(4)
+    ]
+    strangers = [Peer("kobold-3", "") for _ in range(4)]
+    for stranger in strangers:
+        await stranger.connect(port_of(server))
+    assert await strangers[3].is_closed()
+    assert server.node.counters["refused_connections"] == 1
+    assert "limits.connections_per_peer (3 without a token" in str(server.node.events[-1]["text"])
+    await strangers[0].close()
+    while len(server._hub.connections) > 6:
+        await asyncio.sleep(0.01)
+    late = Peer("kobold-3", "")
+    await late.connect(port_of(server))
+    await late.send(Message(op="ping", correlation_id="1"))
+    assert (await late.receive()).op == "pong"
+    await close_all([*known, *strangers, late])
 
 
 # Time-outs

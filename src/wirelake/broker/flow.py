@@ -1,14 +1,20 @@
-"""What happens when a subscriber reads more slowly than others publish.
+"""What happens when a client reads more slowly than the broker writes to it.
 
-A subscriber's outbox is bounded. While it is full, what becomes of messages for it is a policy, per
-filter:
+Whatever is written to a client waits in its outbox, which is bounded. While it is full:
 
-- `disconnect` (the default): whoever publishes to it waits, as TCP would make them, but for no more
-  than `patience` seconds in any `window`; then the subscriber is disconnected as a slow consumer.
-  Several slow ones must not cost a publisher that much each: once it has waited so long for all of
-  them together, a quarter of it is enough to be one.
-- `drop`: the newest messages are dropped, for this subscriber alone, and counted.
-- `pause`: nothing is lost and nobody is disconnected; publishers wait as long as it takes.
+- Nothing more is read from the client itself. This bounds the answers to what it asks for.
+- What others send it waits for it too, by a policy per filter:
+
+  - `disconnect` (the default): whoever sends to it waits, as TCP would make them, but for no more
+    than `patience` seconds in any `window`; then the client is disconnected as a slow consumer.
+    Several slow ones must not cost a sender that much each: once it has waited so long for all of
+    them together, a quarter of it is enough to be one.
+  - `drop`: the newest messages are dropped, for this subscriber alone, and counted.
+  - `pause`: nothing is lost and nobody is disconnected; publishers wait as long as it takes.
+
+All outboxes share a budget. While they exceed it, an outbox is full already at its fair share, and
+nobody may send large messages or gets large answers. If that lasts for a quarter of the patience,
+the largest outboxes are emptied by disconnecting their clients, first those that have not moved.
 """
 
 from __future__ import annotations
@@ -18,29 +24,39 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from wirelake.address import matches
+from wirelake.broker.budget import Budget, Holder
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
     from wirelake.broker.session import Session
+    from wirelake.message import Message
 
 Policy = Literal["disconnect", "drop", "pause"]
 
 OUTBOX = 8 << 20
+TOTAL = 256 << 20
 PATIENCE = 2.0
 WINDOW = 30.0
+
+#: A message of more bytes is large: it needs room in the budget.
+LARGE = 64 << 10
+#: The least that is a fair share, and the fewest connections that share the budget.
+LEAST_SHARE = 16 << 10
+FEWEST = 16
 
 
 @dataclass(eq=False, slots=True)
 class _Backlog:
-    """A subscriber whose outbox is full: who waits for it, and for how long others have."""
+    """A client whose outbox is full: who waits for it, and since when others do."""
 
-    since: float
+    since: float | None = None
     waiting: set[Session] = field(default_factory=set)
     patient: bool = False  # some filter's policy is `pause`
+    unwaited: bool = False  # something was sent by nobody who could wait
 
 
 class Flow:
-    """The outboxes that are full, and the publishers that wait for them."""
+    """The outboxes that are full, and those who wait for them or for the budget."""
 
     def __init__(
         self,
@@ -48,15 +64,28 @@ class Flow:
         patience: float = PATIENCE,
         window: float = WINDOW,
         policies: dict[str, Policy] | None = None,
+        total: int = TOTAL,
     ) -> None:
         self.outbox = outbox
         self.patience = patience
         self.window = window
         self.policies = dict(policies or {})
+        self.budget = Budget(total)
         self.node: Node
         self._full: dict[Session, _Backlog] = {}
         self._waits: dict[Session, _Times] = {}  # for subscribers
         self._stops: dict[Session, _Times] = {}  # of publishers
+        self._starved: dict[Session, int] = {}  # who waits for how much room in the budget
+        self._pressed: float | None = None  # since when somebody has waited for the budget
+        self._moved: dict[int, int] = {}  # how much each outbox had sent by then, by its id
+
+    @property
+    def limit(self) -> int:
+        """The bytes beyond which an outbox is full."""
+        return min(self.outbox, self._share()) if self.budget.is_exceeded else self.outbox
+
+    def _share(self) -> int:
+        return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self.node.sessions)))
 
     def policy_of(self, address: str) -> Policy:
         """The policy of the first filter that matches an address."""
@@ -67,45 +96,77 @@ class Flow:
 
     def admits(self, member: Session, count: int, policy: Policy) -> bool:
         """May `count` more messages be written to a subscriber?"""
-        if policy != "drop" or member.link.buffered <= self.outbox:
+        if policy != "drop" or member.outgoing <= self.limit:
             return True
         self.node.count_dropped("slow_consumer", count)
         return False
 
-    def wrote(self, member: Session, publisher: Session, policy: Policy, now: float) -> None:
-        """Messages were written: let their publisher wait where that was one too many."""
-        if policy == "drop" or member.link.buffered <= self.outbox:
+    def overflowed(
+        self, member: Session, sender: Session | None, policy: Policy, now: float
+    ) -> None:
+        """An outbox is full: let whoever wrote to it wait, and its own client too."""
+        if policy == "drop":
             return
+        backlog = self.hold_own(member, now)
+        backlog.patient = backlog.patient or policy == "pause"
+        if sender is not None and sender is not member and sender not in backlog.waiting:
+            if backlog.since is None:
+                backlog.since = now
+            backlog.waiting.add(sender)
+            sender.waits_for.add(member)
+            sender.link.pause()
+            self._stops.setdefault(sender, _Times()).begin(now)
+
+    def hold_own(self, member: Session, now: float) -> _Backlog:
+        """Read no more from a client while its outbox is full."""
         backlog = self._full.get(member)
         if backlog is None:
-            backlog = self._full[member] = _Backlog(now)
-        backlog.patient = backlog.patient or policy == "pause"
-        if publisher is not member and publisher not in backlog.waiting:
-            backlog.waiting.add(publisher)
-            publisher.waits_for.add(member)
-            publisher.link.pause()
-            self._stops.setdefault(publisher, _Times()).begin(now)
+            backlog = self._full[member] = _Backlog()
+        if member not in member.waits_for:
+            member.waits_for.add(member)
+            member.link.pause()
+        return backlog
+
+    def push(self, member: Session, message: Message, cause: Session | None, now: float) -> None:
+        """Send what a client is told because of another's doing, who waits if it can.
+
+        Where nobody can wait, the client is disconnected once its outbox has been full for as long
+        as others would have waited, and at once when it is full twice over.
+        """
+        if cause is not None and cause.closed:
+            cause = None
+        if cause is None and member.outgoing > self.limit:
+            if member.outgoing > 2 * self.limit:
+                self.node.slow_consumer(member, member.outgoing)
+                return
+            backlog = self.hold_own(member, now)
+            backlog.unwaited = True
+            if backlog.since is None:
+                backlog.since = now
+        member.send(message, "disconnect", cause)
 
     def drained(self, member: Session, now: float) -> None:
-        """A subscriber's outbox has room again."""
+        """A client's outbox has room again."""
         if backlog := self._full.pop(member, None):
-            if backlog.waiting:
+            if backlog.since is not None:
                 waits = self._waits.setdefault(member, _Times())
                 waits.begin(backlog.since)
                 waits.end(now)
             self._let_go(member, backlog, now)
 
     def _let_go(self, member: Session, backlog: _Backlog, now: float) -> None:
-        for publisher in backlog.waiting:
-            publisher.waits_for.discard(member)
-            if not publisher.waits_for and not publisher.closed:
-                self._stops[publisher].end(now)
-                publisher.link.resume()
+        for sender in [member, *backlog.waiting]:
+            sender.waits_for.discard(member)
+            if not sender.waits_for and not sender.closed:
+                if sender in self._stops:
+                    self._stops[sender].end(now)
+                sender.link.resume()
 
     def left(self, session: Session, now: float) -> None:
         """A session has ended, whether it was waited for or waiting."""
         self._waits.pop(session, None)
         self._stops.pop(session, None)
+        self._starved.pop(session, None)
         if backlog := self._full.pop(session, None):
             self._let_go(session, backlog, now)
         for member in session.waits_for:
@@ -114,22 +175,76 @@ class Flow:
         session.waits_for.clear()
 
     def tick(self, now: float) -> None:
-        """Disconnect the subscribers that others have waited for too long."""
+        """Disconnect those that others have waited for too long, and relieve the budget."""
+        self.budget.look()
         for member, backlog in list(self._full.items()):
-            if member.link.buffered <= self.outbox // 2:
+            if member.outgoing <= self.limit // 2:
                 self.drained(member, now)
             elif not backlog.patient and self._is_too_slow(member, backlog, now):
-                self.node.slow_consumer(member, member.link.buffered)
+                self.node.slow_consumer(member, member.outgoing)
+        if not self._starved and not self.budget.is_exceeded:
+            self._pressed = None
+        elif self._pressed is None:
+            self._pressed = now
+            self._moved = {id(holder): holder.moved for holder in self.budget.holders}
+        elif now - self._pressed > self.patience / 4:
+            self._pressed = None
+            self._evict()
+        self.relieve()
 
     def _is_too_slow(self, member: Session, backlog: _Backlog, now: float) -> bool:
-        """Have publishers waited for it, or for it among others, for too long?"""
+        """Have senders waited for it, or for it among others, for too long?"""
         since = now - self.window
-        waited = now - backlog.since if backlog.waiting else 0.0
+        is_awaited = backlog.since is not None and (backlog.waiting or backlog.unwaited)
+        waited = now - backlog.since if is_awaited and backlog.since is not None else 0.0
         if member in self._waits:
             waited += self._waits[member].total(since, now)
         stopped = (self._stops[one].total(since, now) for one in backlog.waiting)
         most = self.patience
         return waited > most or (waited > most / 4 and max(stopped, default=0.0) > most)
+
+    # The budget
+
+    def starve(self, session: Session, size: int) -> None:
+        """Read no more from a client, and answer it no more, until there is room for so much."""
+        self._starved[session] = size
+        session.waits_for.add(self.budget)
+        session.link.pause()
+
+    def relieve(self) -> None:
+        """Let those go on that wait for room in the budget, as far as there is some."""
+        wanted = 0
+        for session, size in list(self._starved.items()):
+            wanted += size
+            if not self.budget.has_room(wanted):
+                return
+            del self._starved[session]
+            session.waits_for.discard(self.budget)
+            if not session.waits_for and not session.closed:
+                session.link.resume()
+
+    def _evict(self) -> None:
+        """Disconnect those with the largest outboxes, until there is room for who waits first."""
+        wanted = next(iter(self._starved.values()), 0)
+        sessions = {id(session.link): session for session in self.node.sessions}
+        share = self._share()
+
+        def order(holder: Holder) -> tuple[bool, bool, int]:
+            session = sessions.get(id(holder))
+            backlog = self._full.get(session) if session is not None else None
+            has_moved = self._moved.get(id(holder), -1) != holder.moved
+            return (backlog is not None and backlog.patient, has_moved, -holder.buffered)
+
+        for holder in sorted(self.budget.holders, key=order):
+            if self.budget.has_room(wanted):
+                return
+            if holder.buffered <= share:
+                continue
+            if (session := sessions.get(id(holder))) is not None:
+                reason = f"all outboxes may hold {self.budget.most} bytes together (flow.total)"
+                self.node.slow_consumer(session, holder.buffered, reason)
+            else:
+                holder.abort()
 
 
 class _Times:

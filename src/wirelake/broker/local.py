@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from wirelake.broker.budget import OVERHEAD, Budget
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
 from wirelake.message import Message
@@ -39,9 +40,12 @@ class LocalLink:
         self.peer = peer
         self.is_open = True
         self.is_paused = False
+        self.moved = 0
+        self._budget: Budget | None = None
         self._changed = changed
         self._lock = threading.Lock()
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[bytes | memoryview] = deque()
+        self._taken: deque[bytes | memoryview] = deque()  # and not sent yet
         self._buffered = 0
 
     # From the session
@@ -50,8 +54,11 @@ class LocalLink:
         """Send these bytes after all that was written before."""
         if self.is_open:
             with self._lock:
-                self._frames.append(bytes(data))
-                self._buffered += len(data)
+                self._frames.append(data)
+                self._buffered += len(data) + OVERHEAD
+            if self._budget is not None:
+                self._budget.hold(data)
+                self._budget.holders[self] = None
             self._changed()
 
     def close(self) -> None:
@@ -62,8 +69,14 @@ class LocalLink:
     def abort(self) -> None:
         """Close now; what has not been taken is lost."""
         with self._lock:
+            left = [*self._frames, *self._taken]
             self._frames.clear()
+            self._taken.clear()
             self._buffered = 0
+        if self._budget is not None:
+            for data in left:
+                self._budget.release(data)
+            self._budget.holders.pop(self, None)
         self.close()
 
     def pause(self) -> None:
@@ -78,22 +91,37 @@ class LocalLink:
     def receive_again(self) -> None:
         """Nothing is ever left over."""
 
+    def authenticated(self) -> None:
+        """Nobody counts who comes by HTTP here."""
+
     @property
     def buffered(self) -> int:
         """The bytes written that have not gone out yet."""
         return self._buffered
 
+    def count_in(self, budget: Budget) -> None:
+        """Let what waits here count in the budget of all outboxes."""
+        self._budget = budget
+
     # From the other thread
 
-    def take(self) -> bytes | None:
+    def take(self) -> bytes | memoryview | None:
         """The next bytes, if there are any; they are `buffered` until they are `sent`."""
         with self._lock:
-            return self._frames.popleft() if self._frames else None
+            if not self._frames:
+                return None
+            self._taken.append(self._frames.popleft())
+            return self._taken[-1]
 
-    def sent(self, size: int) -> None:
-        """So many bytes have gone out."""
+    def sent(self) -> None:
+        """The bytes that were taken first have gone out."""
         with self._lock:
-            self._buffered = max(0, self._buffered - size)
+            if self._taken:  # else the link was aborted
+                data = self._taken.popleft()
+                self._buffered -= len(data) + OVERHEAD
+                self.moved += len(data)
+                if self._budget is not None:
+                    self._budget.give_back(data)
 
 
 class LocalSession(Session):
@@ -111,6 +139,7 @@ class LocalSession(Session):
                 raise RefusedError("unauthorized", "the token is not known")
             rights = current
         super().__init__(node, link, FORM, now)
+        link.count_in(node.flow.budget)
         self.dialect = DIALECT
         self.rights = rights
         self.client_id = client_id  # the source of what it publishes
@@ -122,6 +151,11 @@ class LocalSession(Session):
         self.refusal = RefusedError("unauthorized", "the rights of this token have changed")
         self.is_revoked = True
         self.close("its rights have changed")
+
+    def lost(self, reason: str) -> None:
+        """The request has ended; what was not taken is lost."""
+        super().lost(reason)
+        self.link.abort()
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """Remember why something was not done; the first reason counts."""

@@ -84,6 +84,9 @@ LISTED_QUEUES = 1_000
 EVENTS = "$events"
 MAX_EVENTS = 100
 
+#: What an answer that waits for the disk takes beside its bytes, roughly.
+ANSWER = 512
+
 
 _Key: TypeAlias = "tuple[tuple[Session, ...], Policy, str | None, Queue | None, bool]"
 
@@ -119,6 +122,7 @@ class Node:
     ) -> None:
         self.limits = limits
         self.quotas = Quotas()
+        self.limits_of_strangers = limits  # until they have authenticated
         self.counters: Counter[str] = Counter()
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
         # so there is one for each dialect that is scanned, and small ones for what is small.
@@ -139,6 +143,7 @@ class Node:
         self.guesses = Guesses()
         self.unsettled: dict[KoboldSession, float] = {}
         self.now = 0.0  # the latest time that anybody told
+        self.reading: Session | None = None  # the session whose read is being done
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
         self.events: deque[dict[str, object]] = deque(maxlen=MAX_EVENTS)
         self._latest = max((one.last_time for one in engine.positions()), default=0)
@@ -193,6 +198,8 @@ class Node:
         self.guesses.succeeded(session, token)
         session.token = token
         session.rights = rights
+        if rights is not self.rights_of_strangers:
+            session.authenticated()
 
     def state(self) -> dict[str, object]:
         """What the broker tells of itself."""
@@ -214,15 +221,28 @@ class Node:
         """Run an action once all that was written and captured so far is durable."""
         self.engine.after(action)
 
-    def answer(self, action: Callable[[], object], *, kept: bool) -> None:
+    def answer(self, action: Callable[[], object], *, kept: bool, size: int = 0) -> None:
         """Run an action that answers a client when all before it is durable, and so in its turn.
 
-        An answer for which nothing had to be kept does not wait for a disk that takes nothing.
+        An answer for which nothing had to be kept does not wait for a disk that takes nothing. One
+        that waits counts as written already, with its `size`, to the session that is being read.
         """
+        asking = self.reading
         if self.engine.trouble and not kept:
             action()
-        else:
+        elif asking is None:
             self.after(action)
+        else:
+            size += ANSWER
+            asking.promised += size
+            self.flow.budget.add(size)
+
+            def answer() -> None:
+                asking.promised -= size
+                self.flow.budget.add(-size)
+                action()
+
+            self.after(answer)
 
     def event(self, kind: str, who: str, text: str) -> None:
         """Something that operators should know of: in the log, the state, and at `$events`."""
@@ -230,7 +250,7 @@ class Node:
         event = self._remember(kind, who, text)
         told = Message(address=EVENTS, payload=json.dumps(event).encode())
         for session in self._topics.match(EVENTS):
-            session.send(told)
+            self.flow.push(session, told, None, self.now)
 
     def _remember(self, kind: str, who: str, text: str) -> dict[str, object]:
         self.counters[f"events.{kind}"] += 1
@@ -238,12 +258,13 @@ class Node:
         self.events.append(event)
         return event
 
-    def slow_consumer(self, session: Session, buffered: int) -> None:
-        """Disconnect a subscriber that others have waited for too long."""
-        self.counters["slow_consumers"] += 1
-        self.event("slow_consumer", repr(session), f"disconnected with {buffered} bytes unread")
+    def slow_consumer(self, session: Session, buffered: int, reason: str = "") -> None:
+        """Disconnect a client that others have waited for too long."""
         session.lost("slow consumer")
         session.link.abort()
+        self.counters["slow_consumers"] += 1
+        text = f"disconnected with {buffered} bytes unread"
+        self.event("slow_consumer", repr(session), f"{text}: {reason}" if reason else text)
 
     def joined(self, session: Session) -> int:
         """A connection has begun; the number it gets."""
@@ -631,8 +652,7 @@ class Node:
             first = first and not form.startswith("tmq")
             for member in members:
                 if frames and self.flow.admits(member, count, policy):
-                    member.write(frames)
-                    self.flow.wrote(member, session, policy, now)
+                    member.write(frames, policy, session)
                     self.counters["delivered"] += count
                 if told_apart:
                     told_apart = False

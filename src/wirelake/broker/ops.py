@@ -7,11 +7,13 @@ else when the client asks for it, by `ack=1` or by giving a transaction or corre
 from __future__ import annotations
 
 import json
+from itertools import chain
 
 import cbor2
 from msgspec.structs import replace
 
 from wirelake.address import check_number, has_wildcard
+from wirelake.broker.flow import LARGE
 from wirelake.broker.session import Session
 from wirelake.broker.store import change
 from wirelake.errors import ProtocolError, RefusedError
@@ -121,15 +123,21 @@ class OpSession(Session):
             payload=value,
             headers={"$rev": str(entry.revision)},
         )
-        self.node.answer(lambda: self.send(answer), kept=store.is_changing(message.address))
+        kept = store.is_changing(message.address)
+        if len(value) > LARGE:
+            self.node.answer(lambda: self.send_all([answer]), kept=kept)
+        else:
+            self.node.answer(lambda: self.send(answer), kept=kept, size=len(value))
 
     def _list(self, message: Message) -> None:
         """Every key that a filter matches as `set`, then OK with how many (decision 39)."""
         known = self.node.store.matching(self, message.address)
         found = [entry for entry in known if entry.value is not None]
         end = Message(op="ok", headers={"$count": str(len(found))})
-        for answer in [*(change(entry) for entry in found), end]:
-            self.send(replace(answer, id=message.id, correlation_id=message.correlation_id))
+        self.send_all(
+            replace(answer, id=message.id, correlation_id=message.correlation_id)
+            for answer in chain(map(change, found), [end])
+        )
 
     def authenticate(self, message: Message, now: float) -> Message:
         """Take a token and a client id from whatever message carries them.

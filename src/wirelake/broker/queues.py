@@ -402,19 +402,27 @@ class Queue:
     def _takers(self) -> list[_Consumer]:
         """Who gets the next message."""
         if self._pulls:
-            return [next(iter(self._pulls)).consumer]
+            # A pull whose client does not read waits; those behind it need not.
+            for pull in self._pulls:
+                if self._has_outbox(pull.consumer):
+                    self._pulls.move_to_end(pull, last=False)
+                    return [pull.consumer]
+            return []
         if self.settings.mode == "pull":
             return []
-        outbox = self._node.flow.outbox
         if self.settings.mode == "push":
             some = (one for one in self._consumers.values() if one in self._free)
-            return [one for one in some if one.session.link.buffered <= outbox]
+            return [one for one in some if self._has_outbox(one)]
         for _ in range(len(self._free)):
             consumer = next(iter(self._free))
             self._free.move_to_end(consumer)
-            if consumer.session.link.buffered <= outbox:
+            if self._has_outbox(consumer):
                 return [consumer]
         return []
+
+    def _has_outbox(self, consumer: _Consumer) -> bool:
+        """Has a consumer's outbox room for more?"""
+        return consumer.session.outgoing <= self._node.flow.limit
 
     def _note_room(self, consumer: _Consumer) -> None:
         """A consumer holds more or less than before, or may."""

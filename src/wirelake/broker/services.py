@@ -115,7 +115,9 @@ class Services:
             passed = replace(
                 request, op="request", correlation_id=number, source=session.client_id, target=""
             )
-            self._open[number] = _Open(request, session, service)
+            # Of a request that waits for its reply nothing large is kept.
+            kept = replace(request, payload=b"", headers={})
+            self._open[number] = _Open(kept, session, service)
             asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
                 self._node.capture.add(passed, now)

@@ -9,8 +9,11 @@ with an op is in its own module; the node knows no dialects.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from wirelake.broker.flow import LARGE, Policy
 from wirelake.broker.route import plain_run
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Message, Op
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
 
     from wirelake.broker.node import Audience, Node
     from wirelake.broker.rights import Rights
+
+#: Frames of fewer bytes are copied, so that they hold no buffer that is larger than they are.
+SMALL = 4096
+#: What answers one read goes out in one piece, of at most this many bytes.
+PIECE = 256 << 10
 
 
 class Link(Protocol):
@@ -41,14 +49,21 @@ class Link(Protocol):
         """Read no more until `resume`."""
 
     def resume(self) -> None:
-        """Read again."""
+        """Soon give the session what it left over, then read again."""
 
     def receive_again(self) -> None:
         """Give the session once more what it left over."""
 
+    def authenticated(self) -> None:
+        """Count the client no more among the strangers of its address."""
+
     @property
     def buffered(self) -> int:
         """The bytes written that have not gone out yet."""
+
+    @property
+    def moved(self) -> int:
+        """The bytes that have gone out since the beginning."""
 
 
 class Session(ABC):
@@ -72,8 +87,10 @@ class Session(ABC):
         self.link = link
         self.dialect = dialect
         self.table = node.table(dialect)
-        self.scanner = scanner(dialect, node.limits)
+        self.scanner = scanner(dialect, node.limits_of_strangers)
+        self.scanner.stepwise = True  # so that nothing is read behind what fills the outbox
         self.encoder = encoder(dialect, client=False)
+        self.encoder.keep = SMALL  # as there are many sessions
         self.form = dialect  # how frames for this client are written; see Node.encoder
         self.client_id = ""
         self.has_claimed = False  # the client id, rather than been given one
@@ -84,8 +101,12 @@ class Session(ABC):
         self.audiences: set[Audience] = set()  # kept by the node
         self.closed = False
         self.last_heard = now
-        self.waits_for: set[object] = set()  # subscribers, or the disk
+        self.waits_for: set[object] = set()  # full outboxes, its own too, the budget or the disk
+        self.promised = 0  # bytes of answers that wait for the disk
         self._answers: list[bytes | memoryview] | None = None  # to what is being read
+        self._answered = 0  # bytes of them
+        self._owed: deque[Iterator[Message]] = deque()  # long answers, written as there is room
+        self._next: Message | None = None  # of them
         node.now = now
         self.number = node.joined(self)
 
@@ -100,27 +121,57 @@ class Session(ABC):
     # In
 
     def receive(self, data: memoryview, now: float) -> int:
-        """Take what can be taken of these bytes; return how many."""
-        table = self.table
+        """Take what can be taken of these bytes; return how many.
+
+        Nothing more is taken while the client must wait, as for its own outbox, which is full. The
+        rest is given to the session again when the link resumes.
+        """
+        node, flow, table = self.node, self.node.flow, self.table
+        self.last_heard = node.now = now
+        if self.waits_for:
+            return 0
+        if len(data) > LARGE and flow.budget.is_exceeded:
+            flow.starve(self, 0)
+            return 0
         at = 0
-        self.last_heard = self.node.now = now
+        node.reading = self
         self._answers = []
         try:
-            while not self.closed:
-                used = self.scanner.scan(data[at:], table)
-                at += used
+            self._go_on(now)
+            while not self.closed and not self.waits_for and at < len(data):
+                at += self.scanner.scan(data[at:], table)
                 self._walk(table, now)
+                if self._answered > PIECE:
+                    self._flush()
+                    self._answers = []
+                if self.outgoing > flow.limit:
+                    flow.hold_own(self, now)
                 if not self.scanner.again:
                     break
-        except ProtocolError as error:
-            self.node.protocol_error(self, error)
+        except ProtocolError as fault:
+            error = self._explain(fault)
+            node.protocol_error(self, error)
             self.answer_fault(error)
             self.close("protocol error")
         finally:
             table.release()
             self._flush()
-        self.node.capture.hold_back(self)
+            node.reading = None
+        node.capture.hold_back(self)
         return at
+
+    def _explain(self, error: ProtocolError) -> ProtocolError:
+        """The error, with the limit that it is about where that is the one for strangers."""
+        limits = self.scanner.limits
+        if limits is self.node.limits or str(limits.message) not in error.reason:
+            return error
+        reason = f"{error.reason} before authentication (limits.stranger_frame)"
+        return ProtocolError(error.dialect, error.offset, reason, error.answer)
+
+    def authenticated(self) -> None:
+        """The client has shown who it is: the limits for strangers end."""
+        self.scanner.set_limits(self.node.limits)
+        self.link.authenticated()
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""
@@ -182,7 +233,8 @@ class Session(ABC):
             answers = self.node.room(len(rows))
             answers.answer(table, rows, self.accepted_by)
             frames = bytes(self.encoder.encode(answers))
-            self.node.answer(lambda: None if self.closed else self.write(frames), kept=kept)
+            action = lambda: None if self.closed else self.write(frames)  # noqa: E731
+            self.node.answer(action, kept=kept, size=len(frames))
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:  # noqa: B027 - see accept
         """Tell the client, where the dialect can, that publishes were not done: no one asked."""
@@ -195,7 +247,14 @@ class Session(ABC):
 
     # Out
 
-    def send(self, message: Message) -> bool:
+    @property
+    def outgoing(self) -> int:
+        """The bytes that wait for this client, or will when what they answer is durable."""
+        return self.link.buffered + self._answered + self.promised
+
+    def send(
+        self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
+    ) -> bool:
         """Send one message, if the client is there and its dialect can say it."""
         if self.closed:
             return False
@@ -204,20 +263,78 @@ class Session(ABC):
         frames = self.encoder.encode(table)
         if not frames:
             return False
-        self.write(frames)
+        self.write(bytes(frames) if len(frames) < SMALL else frames, policy, sender)
         return True
 
-    def write(self, data: bytes | memoryview) -> None:
-        """Send bytes: what answers one read goes out in one piece."""
-        if self._answers is None:
-            self.link.write(data)
-        else:
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Session | None = None,
+    ) -> None:
+        """Send bytes: what answers one read goes out in one piece.
+
+        Where that fills the outbox, whoever sent them waits: `sender`, or else the session whose
+        read is being done.
+        """
+        if self._answers is not None:
             self._answers.append(data)
+            self._answered += len(data)
+            return
+        self.link.write(data)
+        node = self.node
+        if self.link.buffered > node.flow.limit:
+            node.flow.overflowed(self, sender or node.reading, policy, node.now)
+
+    def send_all(self, messages: Iterable[Message]) -> None:
+        """Send an answer that may be long, as fast as the client reads it.
+
+        Nothing more is read from the client until it has been written.
+        """
+        self._owed.append(iter(messages))
+        self._go_on(self.node.now)
+
+    def _go_on(self, now: float) -> None:
+        """Write what is owed, as far as there is room for it."""
+        flow = self.node.flow
+        while self._owed and not self.closed:
+            if self._next is None:
+                self._next = next(self._owed[0], None)
+            if self._next is None:
+                self._owed.popleft()
+                continue
+            size = len(self._next.payload)
+            if self.outgoing > flow.limit:
+                flow.hold_own(self, now)
+                return
+            if size > LARGE and not flow.budget.has_room(size):
+                flow.starve(self, size)
+                return
+            message, self._next = self._next, None
+            self.send(message)
+            if self._answered > PIECE:
+                self._flush()
+                self._answers = []
 
     def _flush(self) -> None:
         answers, self._answers = self._answers, None
-        if answers:
-            self.link.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        self._answered = 0
+        if not answers:
+            return
+        if len(answers) == 1:
+            self.link.write(answers[0])
+            return
+        few: list[bytes | memoryview] = []  # small ones, that go out together
+        for answer in answers:
+            if len(answer) > LARGE:
+                if few:
+                    self.link.write(b"".join(few))
+                    few = []
+                self.link.write(answer)
+            else:
+                few.append(answer)
+        if few:
+            self.link.write(b"".join(few))
 
     def say_goodbye(self) -> None:  # noqa: B027 - most dialects have nothing to do
         """Tell the client that the broker is going, where the dialect can."""

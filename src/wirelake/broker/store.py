@@ -160,8 +160,12 @@ class Store:
             self._watchers.add(filter, session)
             mine[filter] = None
         if since is not None:
-            told = [change(entry) for entry in known if entry.revision >= since]
-            self._node.after(lambda: [session.send(one) for one in told])
+            latest = [entry for entry in known if entry.revision >= since]
+            self._node.after(lambda: session.send_all(self._unchanged(latest)))
+
+    def _unchanged(self, entries: list[Entry]) -> Iterator[Message]:
+        """The changes that made these entries, but of keys that have changed again since."""
+        return (change(entry) for entry in entries if self._entries.get(entry.key) is entry)
 
     def left(self, session: Session) -> None:
         """A session has ended: it watches no more."""
@@ -229,7 +233,7 @@ class Store:
         told = change(entry)
         source, dialect = (session.client_id, session.dialect) if session else ("", "")
         self._node.capture.add(replace(told, source=source, dialect=dialect), now)
-        self._node.after(lambda: self._tell(told))
+        self._node.after(lambda: self._tell(told, session))
         return entry
 
     def _drop_deleted(self) -> None:
@@ -248,12 +252,12 @@ class Store:
         """Has a key changed in a way that is not durable yet?"""
         return key in self._changing
 
-    def _tell(self, told: Message) -> None:
+    def _tell(self, told: Message, cause: Session | None) -> None:
         self._changing[told.address] -= 1
         if not self._changing[told.address]:
             del self._changing[told.address]
         for session in self._watchers.match(told.address):
-            session.send(told)
+            self._node.flow.push(session, told, cause, self._node.now)
 
 
 def _size(key: str, value: bytes | None) -> int:

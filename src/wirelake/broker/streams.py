@@ -75,8 +75,8 @@ class Streams:
         other = self._end(session, message).other
         assert other is not None
         other.received += len(message.payload)
-        other.session.send(Message(op="data", correlation_id=other.number, payload=message.payload))
-        self._node.flow.wrote(other.session, session, "pause", now)
+        data = Message(op="data", correlation_id=other.number, payload=message.payload)
+        other.session.send(data, "pause")
 
     def close(self, session: Session, message: Message, now: float) -> None:
         """Close a stream; a code says that it was not done."""

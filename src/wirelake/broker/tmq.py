@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from wirelake.address import check_number, check_topic
 from wirelake.broker import tmq_server
+from wirelake.broker.flow import Policy
 from wirelake.broker.session import Session
 from wirelake.broker.tmq_server import header_lines
 from wirelake.config import QueueSettings
@@ -208,12 +209,14 @@ class TmqSession(Session):
         }
         self._many_pulled = max(MANY_PULLED, 2 * len(self._pulled))
 
-    def send(self, message: Message) -> bool:
+    def send(
+        self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
+    ) -> bool:
         """Send one message; FA as the broker says."""
         if self._pulling is not None and message.op == "deliver":
             message = self._as_response(message, self._pulling)
         self.encoder.first = bool(message.flags & Flag.FIRST)
-        return super().send(message)
+        return super().send(message, policy, sender)
 
     def end_of_pull(self, request: Message, taken: int) -> None:
         """A response, if one is wanted; to published clients one without payload, if none came."""

@@ -73,6 +73,8 @@ PROTECTION = (
 
 #: A client may pause so long within a body (seconds).
 PATIENCE = 30.0
+#: After that, a body must have come with so many bytes a second.
+MIN_RATE = 1024
 #: The longest that the answer to a wrong token waits (seconds), and how many wait at a time.
 LONGEST_DELAY = 5.0
 MOST_DELAYS = 64
@@ -428,6 +430,8 @@ async def body(request: Request, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     stream = request.stream()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
     try:
         while True:
             async with asyncio.timeout(PATIENCE):
@@ -437,6 +441,10 @@ async def body(request: Request, most: int) -> bytes:
             size += len(part)
             if size > most:
                 raise too_large
+            late = loop.time() - begun - PATIENCE
+            if late > 0 and size < MIN_RATE * late:
+                text = f"a body comes with at least {MIN_RATE} bytes a second"
+                raise RefusedError("timeout", text)
             request.scope["memory"].take(len(part))
             request.scope["held"][0] = size
             parts.append(part)

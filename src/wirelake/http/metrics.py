@@ -41,8 +41,10 @@ _COUNTERS = {
     "disconnects": "Connections that have ended.",
     "protocol_errors": "Connections that broke the grammar of their dialect.",
     "torn_frames": "Connections that ended inside a frame.",
-    "slow_consumers": "Subscribers that were disconnected because they did not read.",
+    "slow_consumers": "Clients that were disconnected because they did not read.",
     "disk_waits": "Times that publishers had to wait for the disk.",
+    "refused_connections": "Connections that were refused, as there were too many.",
+    "unfinished_closed": "Connections that were closed, as unfinished frames took too much.",
 }
 _REASONS = {
     "refused": "What was refused, by the code of the answer.",

@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from itertools import islice
 from urllib.parse import quote
 
 import msgspec
@@ -294,7 +295,7 @@ class Events:
             while (frames := self._link.take()) is not None:
                 for events in _events(feed, frames):
                     yield events
-                self._link.sent(len(frames))
+                self._link.sent()
             if not self._link.is_open:
                 break
             try:
@@ -328,13 +329,10 @@ class Reader:
                 yield piece
 
 
-def _events(feed: Feed, frames: bytes) -> list[bytes]:
+def _events(feed: Feed, frames: bytes | memoryview) -> Iterator[bytes]:
     """Frames as server-sent events, not too many at once."""
-    written: list[bytes] = []
     for table in feed.receive(frames):
-        rows = list(table.messages())
-        for at in range(0, len(rows), EVENTS_AT_ONCE):
-            some = rows[at : at + EVENTS_AT_ONCE]
+        rows = table.messages()
+        while some := list(islice(rows, EVENTS_AT_ONCE)):
             lines = (b"data: " + _encode(as_json(message)) + b"\n\n" for message in some)
-            written.append(b"".join(lines))
-    return written
+            yield b"".join(lines)

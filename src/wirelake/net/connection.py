@@ -19,8 +19,11 @@ import logging
 import socket
 import struct
 import time
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from wirelake.broker.budget import OVERHEAD
+from wirelake.broker.peers import Peers
 from wirelake.errors import ProtocolError
 from wirelake.net.descriptors import Descriptors
 from wirelake.wire import detect
@@ -35,6 +38,18 @@ if TYPE_CHECKING:
 READ = 256 << 10
 #: A client that fills the buffer so often in a row lets the others go first.
 FULL_READS = 4
+
+#: What the transport may hold of what is written, and the largest part that it gets at once. The
+#: rest waits in the connection's own outbox, where every piece counts until all of it has gone.
+TRANSPORT = 256 << 10
+PART = 512 << 10
+
+NOTHING = memoryview(b"")
+
+#: Bytes of frames that are not complete, of all connections.
+UNFINISHED = 256 << 20
+#: Operators are told of refused connections once in so many seconds.
+TELL_EVERY = 10.0
 
 #: For so long a client that we are done with may go on sending, unheard (seconds).
 LINGER = 0.5
@@ -52,17 +67,62 @@ class Hub:
 
     def __init__(self, node: Node) -> None:
         self.node = node
+        self.peers = Peers()
+        self.unfinished = Unfinished(node)
+        self.min_rate = 0
+        self._refused = 0  # connections, since operators were last told
+        self._told = 0.0
         self.buffer = memoryview(bytearray(READ))
         self.connections: set[Connection] = set()
         self.emptied = asyncio.Event()  # set when the last of them has gone
         self.descriptors = Descriptors(lambda text: node.event("descriptors", "the system", text))
         self.rights_of_certificate: Callable[[str], Rights | None] = lambda name: None
 
+    def refuse(self, peer: str, limit: str, now: float) -> None:
+        """Count a connection that was refused, and tell operators now and then."""
+        self.node.counters["refused_connections"] += 1
+        self._refused += 1
+        if now - self._told >= TELL_EVERY:
+            text = f"{limit} allows no more; {self._refused} refused since the last time"
+            self.node.event("connections_refused", peer, text)
+            self._refused, self._told = 0, now
+
+
+class Unfinished:
+    """The bytes that connections hold of frames which are not complete, against a limit.
+
+    Where they exceed it, those connections are closed that have held the most for the longest.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.most = UNFINISHED
+        self._node = node
+        self._held = 0
+        self._by: dict[Connection, int] = {}
+
+    def hold(self, connection: Connection, size: int, now: float) -> None:
+        """A connection holds so many bytes now, 0: none."""
+        self._held += size - self._by.pop(connection, 0)
+        if size:
+            self._by[connection] = size
+            while self._held > self.most:
+                self._close_one(now)
+
+    def _close_one(self, now: float) -> None:
+        worst = max(self._by, key=lambda one: self._by[one] * (now - one.since + 0.001))
+        size = self._by[worst]
+        self._held -= self._by.pop(worst)
+        self._node.counters["unfinished_closed"] += 1
+        text = f"closed with {size} bytes of a frame, as limits.unfinished is {self.most} bytes"
+        self._node.event("unfinished_frames", worst.peer, text)
+        worst.end("too much is unfinished")
+
 
 class Connection(asyncio.BufferedProtocol):
     """A link between a socket and a session; the session exists once the dialect is known."""
 
     __slots__ = (
+        "_counts_for",
         "_ended",
         "_family",
         "_filled",
@@ -71,12 +131,19 @@ class Connection(asyncio.BufferedProtocol):
         "_hub",
         "_large",
         "_need",
+        "_opened",
+        "_outbox",
         "_paused",
+        "_queued",
         "_rest",
+        "_sent",
+        "_stalled",
         "_transport",
+        "_written",
         "certificate",
         "peer",
         "session",
+        "since",
     )
 
     def __init__(self, hub: Hub, family: str | None) -> None:
@@ -89,7 +156,15 @@ class Connection(asyncio.BufferedProtocol):
         self._large = False  # the next bytes are read into `_rest` itself
         self._full_reads = 0
         self._heard = 0.0
+        self._opened = 0.0
+        self.since = 0.0  # when the frame began that is not complete
+        self._counts_for = ""  # the address among whose strangers this one counts
         self._paused = False
+        self._outbox: deque[bytes | memoryview] | None = None  # what the transport has no room for
+        self._queued = 0  # bytes of it
+        self._sent = 0  # bytes of the first piece that the transport has
+        self._stalled = False  # the transport takes no more
+        self._written = 0  # bytes in all
         self._ended: float | None = None  # since when nothing more is said or listened to
         self.session: Session | None = None
         self.certificate = ""  # the name in it, if the client has shown one
@@ -102,11 +177,17 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.peer = _name(self._transport)
         self.certificate = _common_name(self._transport)
-        self._transport.set_write_buffer_limits(high=self._hub.node.flow.outbox)
-        self._heard = now = time.monotonic()
-        if not self._hub.descriptors.admit(len(self._hub.connections), now):
-            self._hub.node.counters["refused.descriptors"] += 1
-            self.abort()
+        self._transport.set_write_buffer_limits(high=TRANSPORT)
+        self._heard = self._opened = self.since = time.monotonic()
+        peers = self._hub.peers
+        if self._hub.descriptors.admit(len(self._hub.connections), self._heard):
+            limit, self._counts_for = peers.admit(_host(self._transport))
+        else:
+            limit = "the system's limit of open files"
+        if limit:
+            self._ended = self._heard
+            self._hub.refuse(self.peer, limit, self._heard)
+            self._transport.abort()
             return
         self._hub.connections.add(self)
         log.debug("%s: connected", self.peer)
@@ -121,7 +202,11 @@ class Connection(asyncio.BufferedProtocol):
             return self._hub.buffer[filled:]
         if len(rest) == filled:
             size = max(READ, 2 * filled)
-            self._rest = bytearray(min(size, self._need) if self._need > filled else size)
+            size = min(size, self._need) if self._need > filled else size
+            self._hub.unfinished.hold(self, size, time.monotonic())
+            if self._ended is not None:  # there is no room for it
+                return self._hub.buffer
+            self._rest = bytearray(size)
             self._rest[:filled] = rest
             rest = self._rest
         return memoryview(rest)[filled:]
@@ -153,27 +238,47 @@ class Connection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        if self._ended is None and not self._paused:
+        """Give the session what it left over, then read again, unless it must wait."""
+        if self._is_held():
+            return
+        if self.session is not None and (self._rest is None or self._filled >= self._need):
+            rest = memoryview(self._rest)[: self._filled] if self._rest is not None else NOTHING
+            self._take(rest, time.monotonic())
+        if not self._is_held():
             self._transport.resume_reading()
+
+    def _is_held(self) -> bool:
+        """Is nothing to be read now?"""
+        return self._ended is not None or self._paused
 
     def _take(self, data: memoryview, now: float) -> None:
         session = self.session or self._greet(data, now)
         if session is None:
-            self._keep(data, 0, 0)
+            self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
-            self._keep(data, used, session.scanner.need)
+            self._keep(data, used, session.scanner.need, now)
 
-    def _keep(self, data: memoryview, used: int, need: int) -> None:
+    def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
         """Hold on to what was not used of these bytes."""
         filled = len(data) - used
         if not filled or self._ended is not None:
-            self._rest, self._filled, self._large = None, 0, False
+            if self._rest is not None:
+                self._forget_rest()
             return
+        if used or self._rest is None:
+            self.since = now
         large = need > READ or filled > READ // 2
         if used or not (large and self._large):  # else it lies where it should
             self._rest = bytearray(data[used:])
         self._filled, self._need, self._large = filled, need, large
+        assert self._rest is not None
+        self._hub.unfinished.hold(self, len(self._rest), now)
+
+    def _forget_rest(self) -> None:
+        """Let go of what was left over."""
+        self._rest, self._filled, self._need, self._large = None, 0, 0, False
+        self._hub.unfinished.hold(self, 0, 0.0)
 
     def _greet(self, data: memoryview, now: float) -> Session | None:
         """Find out which dialect this is."""
@@ -192,6 +297,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.token = f"certificate:{self.certificate}"
                 rights = self._hub.rights_of_certificate(self.certificate)
                 self.session.rights = rights or node.rights_of_strangers
+                if rights is not None:
+                    self.session.authenticated()
         return self.session
 
     def receive_again(self) -> None:
@@ -213,6 +320,10 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
         self._leave(str(exc) if exc else "closed by the client")
+        self._empty()
+        if self in self._hub.connections:
+            self._hub.peers.count -= 1
+            self.authenticated()
         self._hub.connections.discard(self)
         if not self._hub.connections:
             self._hub.emptied.set()
@@ -221,17 +332,56 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended is None:
             self._ended = time.monotonic()
             log.debug("%s: %s", self.peer, reason)
-        self._rest, self._filled, self._large = None, 0, False
+        self._forget_rest()
         if self.session is not None:
             self.session.lost(reason)
 
     def pause_writing(self) -> None:
-        """The outbox is full; the node has seen so when it wrote."""
+        """The transport takes no more."""
+        self._stalled = True
 
     def resume_writing(self) -> None:
-        """The outbox has room again."""
-        if self.session is not None:
-            self._hub.node.flow.drained(self.session, time.monotonic())
+        """The transport takes more."""
+        self._stalled = False
+        self._pump()
+        flow = self._hub.node.flow
+        if self.session is not None and self.session.outgoing <= flow.limit // 2:
+            flow.drained(self.session, time.monotonic())
+        flow.relieve()
+
+    def _pump(self) -> None:
+        """Hand to the transport what it has room for.
+
+        A large piece goes in parts. The last ones are copies, so that the piece is let go when the
+        transport has them, and not only when the client has read them.
+        """
+        while self._outbox and not self._stalled:
+            piece = self._outbox[0]
+            left = len(piece) - self._sent
+            if left > PART:
+                part = memoryview(piece)[self._sent : self._sent + PART]
+                self._sent += PART
+                self._transport.write(part if left > 3 * PART else bytes(part))
+                continue
+            self._outbox.popleft()
+            self._queued -= len(piece) + OVERHEAD
+            self._hub.node.flow.budget.release(piece)
+            if self._sent:
+                piece = bytes(memoryview(piece)[self._sent :])
+                self._sent = 0
+            self._transport.write(piece)
+        if self._outbox is not None and not self._outbox:
+            self._empty()
+            if self._ended is not None:
+                self._finish()
+
+    def _empty(self) -> None:
+        """Let go of what waits here."""
+        budget = self._hub.node.flow.budget
+        for piece in self._outbox or ():
+            budget.release(piece)
+        self._outbox, self._queued, self._sent = None, 0, 0
+        budget.holders.pop(self, None)
 
     # From the session
 
@@ -239,13 +389,28 @@ class Connection(asyncio.BufferedProtocol):
         """Send these bytes after all that was written before."""
         if self._ended is None and data:
             self._hub.node.counters["bytes_out"] += len(data)
-            self._transport.write(data)
+            self._written += len(data)
+            if self._outbox is None:
+                if len(data) <= PART and not self._stalled:
+                    self._transport.write(data)
+                    return
+                self._outbox = deque()
+                self._hub.node.flow.budget.holders[self] = None
+            self._outbox.append(data)
+            self._queued += len(data) + OVERHEAD
+            self._hub.node.flow.budget.hold(data)
+            self._pump()
 
     def close(self) -> None:
         """Close when everything that was written has gone out."""
-        if self._ended is not None:
-            return
-        self._ended = time.monotonic()
+        if self._ended is None:
+            self._ended = time.monotonic()
+            self._forget_rest()
+            if self._outbox is None:
+                self._finish()
+
+    def _finish(self) -> None:
+        """Tell the client that nothing follows."""
         if not self._transport.can_write_eof():  # as TLS
             self._transport.close()
             return
@@ -259,6 +424,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close now; what has not gone out is lost."""
         if self._ended is None:
             self._ended = time.monotonic()
+        self._forget_rest()
+        self._empty()
         self._transport.abort()
 
     def pause(self) -> None:
@@ -268,16 +435,31 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
+        """Soon give the session what it left over, then read again."""
         if self._ended is None:
             self._paused = False
-            self._heard = time.monotonic()
-            self._transport.resume_reading()
+            self._heard = self.since = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def authenticated(self) -> None:
+        """Count the client no more among the strangers of its address."""
+        self._hub.peers.forget(self._counts_for)
+        self._counts_for = ""
 
     @property
     def buffered(self) -> int:
         """The bytes written that have not gone out yet."""
+        return self._queued + self._transport.get_write_buffer_size()
+
+    @property
+    def in_transit(self) -> int:
+        """The bytes that the transport holds."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def moved(self) -> int:
+        """The bytes that have gone out since the beginning."""
+        return self._written - self.buffered
 
     # From the server
 
@@ -285,13 +467,23 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection if its client has kept us waiting for too long."""
         if self._ended is not None:
             if now - self._ended > (FLUSH if self.buffered else LINGER):
-                self._transport.abort()
+                self.abort()
             return
         awaited = self._awaited()
-        if awaited and not self._paused and now - self._heard > patience:
-            self._hub.node.counters[f"timeouts.{awaited}"] += 1
-            log.warning("%s: closed: nothing of a %s for %g s", self.peer, awaited, patience)
-            self.end("it sent nothing for too long")
+        if not awaited or self._paused:
+            return
+        rate = self._hub.min_rate
+        late = now - (self._opened if awaited == "handshake" else self.since) - patience
+        if now - self._heard > patience:
+            reason = f"nothing of a {awaited} for {patience:g} s"
+        elif late > 0 and self._filled < rate * late:
+            reason = f"{self._filled} bytes of a {awaited} in {late + patience:.0f} s, and after"
+            reason += f" {patience:g} s it must have {rate} bytes a second (limits.min_rate)"
+        else:
+            return
+        self._hub.node.counters[f"timeouts.{awaited}"] += 1
+        log.warning("%s: closed: %s", self.peer, reason)
+        self.end("it sent nothing for too long")
 
     def _awaited(self) -> str:
         """What the client has begun and not finished, if so."""
@@ -306,6 +498,15 @@ class Connection(asyncio.BufferedProtocol):
         if self.session is not None:
             self.session.close(reason)
         self.close()
+
+
+def _host(transport: asyncio.Transport) -> str:
+    """The peer's address, "" for a process of this machine."""
+    match transport.get_extra_info("peername"):
+        case (str(host), int(), *_):
+            return host
+        case _:
+            return ""
 
 
 def _name(transport: asyncio.Transport) -> str:

@@ -114,12 +114,25 @@ class Server:
             message=limits.message, headers=limits.headers, sequence=limits.sequence
         )
         node.quotas = Quotas(**msgspec.structs.asdict(settings.quotas))
+        node.limits_of_strangers = node.limits
+        if settings.tokens:
+            node.limits_of_strangers = replace(
+                node.limits,
+                message=min(limits.message, limits.stranger_frame),
+                sequence=min(limits.sequence, limits.stranger_frame),
+            )
+        hub = self._hub
+        hub.unfinished.most = limits.unfinished
+        hub.min_rate = limits.min_rate
+        hub.peers.most, hub.peers.per_peer = limits.connections, limits.connections_per_peer
         node.flow.outbox = flow.outbox
         node.flow.patience = flow.patience
         node.flow.window = flow.window
         node.flow.policies = dict(flow.policies)
         node.clients.reserve = settings.identity.reserve
         node.clients.max_reserved = settings.identity.max_reserved
+        # Two of the largest messages must fit, or nobody could ever be sent one.
+        node.flow.budget.most = max(flow.total, 2 * limits.message)
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
         if isinstance(node.engine, SqliteEngine):
@@ -244,8 +257,11 @@ class Server:
         if now - self._swept >= min(SWEEP, self._patience / 4):
             self._swept = now
             self._hub.descriptors.check(now)
+            in_transit = 0
             for connection in list(self._hub.connections):
                 connection.check(now, self._patience)
+                in_transit += connection.in_transit
+            self.node.flow.budget.look(in_transit)
 
     def _stop_listening(self) -> None:
         for server in self._servers:

@@ -146,13 +146,17 @@ class BosonTextScanner(Scanner):
 
     def __init__(self, dialect: str = "boson-text", limits: Limits = Limits()) -> None:  # noqa: B008
         Scanner.__init__(self, dialect, limits)
-        self.max_sequence = limits.sequence
         self.topic = Octets(256)
         self.group = Octets(256)
         self.state = _OUTSIDE
         self.others = b""
         self.walked = self.left = self.closing = 0
         self.content = 0
+
+    def set_limits(self, limits: Limits) -> None:
+        """Let these limits hold from the next frame on."""
+        Scanner.set_limits(self, limits)
+        self.max_sequence = limits.sequence
 
     def set_topic(self, topic: bytes) -> None:
         """Replace the default address, as a broker does that refused the one just set."""

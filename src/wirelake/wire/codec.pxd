@@ -7,6 +7,7 @@ cdef class Scanner:
     cdef readonly long long offset
     cdef readonly Py_ssize_t need
     cdef readonly bint again
+    cdef public bint stepwise
     cdef bint ended
     cdef long long max_message
     cdef int max_address
@@ -26,6 +27,7 @@ cdef class Encoder:
     cdef public bint first
     cdef public bint inclusive
     cdef public bint little
+    cdef public Py_ssize_t keep
     cdef bint own
     cdef bint hops
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import cython
 
 from wirelake.errors import ProtocolError
-from wirelake.message import Limits
+from wirelake.message import Limits, Op
 
 if cython.compiled:
     from cython.cimports.wirelake.wire.octets import Octets
@@ -31,6 +31,12 @@ else:
 SKIP_REASONS = ("", "op", "address", "payload", "id", "headers")
 SKIP_OP, SKIP_ADDRESS, SKIP_PAYLOAD, SKIP_ID, SKIP_HEADERS = 1, 2, 3, 4, 5
 
+#: The ops whose answers may be long, as bits.
+_LONG = cython.declare(
+    cython.longlong,
+    (1 << Op.READ) | (1 << Op.WATCH) | (1 << Op.INFO) | (1 << Op.DEQUEUE) | (1 << Op.LIST),
+)
+
 
 @cython.cclass
 class Scanner:
@@ -38,14 +44,19 @@ class Scanner:
 
     def __init__(self, dialect: str, limits: Limits = Limits()) -> None:  # noqa: B008  (immutable)
         self.dialect = dialect
-        self.limits = limits
-        self.max_message = limits.message
-        self.max_address = limits.address
-        self.max_headers = limits.headers
+        self.set_limits(limits)
+        self.stepwise = False  # a scan ends behind a row whose answer may be long
         self.offset = 0  # of the first byte not consumed, in the whole stream
         self.need = 0  # bytes wanted in all before the next call can do more; 0: not known
         self.again = False  # there is more to be had from bytes already passed
         self.ended = False
+
+    def set_limits(self, limits: Limits) -> None:
+        """Let these limits hold from the next frame on."""
+        self.limits = limits
+        self.max_message = limits.message
+        self.max_address = limits.address
+        self.max_headers = limits.headers
 
     def scan(self, data: cython.const[cython.uchar][::1], table: FrameTable) -> cython.Py_ssize_t:
         """Fill `table` with the messages in `data`; return how many bytes they took."""
@@ -72,6 +83,9 @@ class Scanner:
                 if used == 0:
                     break
                 at += used
+                if self.stepwise and table.count and (_LONG >> table.op[table.count - 1]) & 1:
+                    self.again = at < end
+                    break
         except ProtocolError:
             if table.count == 0:
                 raise
@@ -124,6 +138,7 @@ class Encoder:
         self.little = False  # tmq-1.01's numbers are little-endian (spec: tmq 2)
         self.own = False  # the rows being encoded were read from this same dialect
         self.hops = False  # their ttl is a hop count, not milliseconds (decision 10)
+        self.keep = 1 << 20  # bytes of room that are kept for the next batch, at most
         self.out = Octets(4096)
 
     def encode(self, table: FrameTable, rows: Sequence[int] | None = None) -> memoryview:
@@ -142,7 +157,7 @@ class Encoder:
                 if not 0 <= chosen[k] < table.count:
                     raise IndexError(f"row {chosen[k]} of {table.count}")
                 self._row(table, chosen[k])
-        return self.out.take()
+        return self.out.take(self.keep)
 
     def _row(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
         mark: cython.Py_ssize_t = self.out.size

@@ -14,10 +14,11 @@ cdef class Octets:
     cdef public Py_ssize_t size
     cdef Py_ssize_t room
 
+    cdef int clear(self) except -1
     cdef int _own(self, Py_ssize_t room) except -1
     cpdef reserve(self, Py_ssize_t more)
     cpdef put_bytes(self, bytes value)
-    cpdef object take(self)
+    cpdef object take(self, Py_ssize_t keep=*)
     cdef int grow(self, Py_ssize_t more) except -1
     cdef int put(self, const unsigned char *p, Py_ssize_t at, Py_ssize_t n) except -1
     cdef int put_hex(self, const unsigned char *p, Py_ssize_t at, Py_ssize_t n) except -1

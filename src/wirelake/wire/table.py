@@ -34,6 +34,8 @@ UNREAD = 1 << 12
 SECRET = 1 << 13
 
 _ACK = cython.declare(cython.int, Op.ACK)
+#: The payload of a single message is copied only if it has fewer bytes.
+_LARGE = cython.declare(cython.Py_ssize_t, 64 << 10)
 _UNREAD = cython.declare(cython.int, UNREAD)
 #: Every combination of them, since making one takes longer than reading the rest of a message.
 _FLAGS = [Flag(bits) for bits in range(sum(Flag) + 1)]
@@ -92,7 +94,7 @@ class FrameTable:
             memoryview(self.cells).cast("B")[:] = bytes(4 * len(self.cells))
             memoryview(self.sent).cast("B")[:] = bytes(8 * self.capacity)
         self.count = 0
-        self.side.size = 0
+        self.side.clear()
         self.dialect = dialect
         self.reader = reader
         self.raw_ids = False
@@ -268,7 +270,11 @@ class FrameTable:
             self.priority[row] = message.priority
             self.ttl[row] = message.ttl
             self.address_at[row], self.address_len[row] = self._keep(message.address)
-            self.payload_at[row], self.payload_len[row] = self._keep(message.payload)
+            if len(batch) == 1 and len(message.payload) > _LARGE:  # which need not be copied
+                self.point("payload", message.payload)
+                self.payload_at[row], self.payload_len[row] = 0, len(message.payload)
+            else:
+                self.payload_at[row], self.payload_len[row] = self._keep(message.payload)
             self.id_at[row], self.id_len[row] = self._keep(message.id)
             self.correlation_at[row], self.correlation_len[row] = self._keep(message.correlation_id)
             self.source_at[row], self.source_len[row] = self._keep(message.source)

@@ -1,0 +1,179 @@
+"""Clients that make the broker write and do not read: what waits for them is bounded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.attacks.broker import MIB, Broker, Client, eventually, frames
+from wirelake.message import Message
+
+OUTBOX = 8 * MIB
+TOTAL = 256 * MIB
+#: What memory may grow by beside what waits: buffers of the system's, of Python's, of the log.
+SLACK = 64 * MIB
+#: What may wait for the disk (`capture.backlog`), where an attack writes as much.
+BACKLOG = 64 * MIB
+TEN = 10
+
+Attack = Callable[[Broker, ExitStack, int], None]
+
+
+def fill(broker: Broker) -> None:
+    """What attacks ask for: a key of 20 MiB, 60 of 1 MiB, queues."""
+    with Client(broker) as client:
+        client.ask(Message(op="create", address="large", payload=b"x" * (20 * MIB)))
+        for key in range(60):
+            client.ask(Message(op="create", address=f"keys/{key}", payload=b"x" * MIB))
+        for queue in range(TEN):
+            for n in range(30):
+                put = Message(op="enqueue", address=f"q/{queue}", id=f"{n}", payload=b"x" * MIB)
+                client.ask(put)
+    time.sleep(1)
+
+
+def deaf(broker: Broker, stack: ExitStack) -> Client:
+    """A client whose system takes next to nothing for it, as it never reads."""
+    return stack.enter_context(Client(broker, receive_buffer=4096))
+
+
+def publish_to_oneself(broker: Broker, stack: ExitStack, number: int) -> None:
+    """600 MB to an address that the publisher subscribes to itself."""
+    client = deaf(broker, stack)
+    client.send(Message(op="subscribe", address=f"a/{number}"))
+    client.flood(frames("kobold-3", Message(address=f"a/{number}", payload=b"x" * 1_000_000)), 600)
+
+
+def read_a_large_key(broker: Broker, stack: ExitStack, number: int) -> None:
+    """50 reads of a key of 20 MiB, in one packet."""
+    client = deaf(broker, stack)
+    client.send(*[Message(op="read", address="large", correlation_id="r")] * 50)
+    time.sleep(1)
+
+
+def list_many_keys(broker: Broker, stack: ExitStack, number: int) -> None:
+    """20 lists of 60 keys of 1 MiB, and a watch that begins with all of them."""
+    client = deaf(broker, stack)
+    client.send(*[Message(op="read", address="keys/#", correlation_id="r")] * 20)
+    watcher = deaf(broker, stack)
+    watcher.send(Message(op="watch", address="keys/#", headers={"$rev": "0"}))
+    time.sleep(1)
+
+
+def ask_for_information(broker: Broker, stack: ExitStack, number: int) -> None:
+    """Half a million questions, each with an answer of a kilobyte."""
+    client = deaf(broker, stack)
+    question = Message(op="info", address="$node", correlation_id="x" * 200)
+    client.flood(frames("kobold-3", *[question] * 500), 1000)
+
+
+def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
+    """500 MB to a client that does not read."""
+    victim = deaf(broker, stack)
+    victim.send(Message(op="ping", headers={"$client": f"victim-{number}"}))
+    eventually(lambda: is_there(broker, f"victim-{number}"))
+    message = Message(target=f"victim-{number}", payload=b"x" * 1_000_000)
+    for _ in range(2):  # whoever sends may be let go on when the victim has been disconnected
+        stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 250)
+
+
+def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
+    """300 MB of requests to a service that does not read."""
+    service = deaf(broker, stack)
+    service.send(Message(op="serve", address=f"s/{number}", headers={"$client": f"s-{number}"}))
+    eventually(lambda: is_there(broker, f"s-{number}"))
+    request = Message(op="request", address=f"s/{number}", payload=b"x" * 1_000_000)
+    client = deaf(broker, stack)
+    client.flood(frames("kobold-3", *[_numbered(request, n) for n in range(10)]), 30)
+
+
+def watch_a_key(broker: Broker, stack: ExitStack, number: int) -> None:
+    """Changes of a key of 1 MB, by clients that hang up after each, and a watcher that is deaf."""
+    watcher = deaf(broker, stack)
+    watcher.send(Message(op="watch", address=f"w/{number}"))
+    with Client(broker) as client:
+        client.ask(Message(op="create", address=f"w/{number}", payload=b"x"))
+    for _ in range(100):
+        with Client(broker) as client:
+            client.ask(Message(op="update", address=f"w/{number}", payload=b"x" * 1_000_000))
+
+
+def pull_from_a_queue(broker: Broker, stack: ExitStack, number: int) -> None:
+    """Pulls of 30 messages of 1 MiB at once, and the same queue consumed by somebody deaf."""
+    puller = deaf(broker, stack)
+    puller.send(Message(op="dequeue", address=f"q/{number}", headers={"$count": "20"}))
+    puller.send(*[Message(op="dequeue", address=f"q/{number}", headers={"$count": "9"})] * 10)
+    consumer = deaf(broker, stack)
+    consumer.send(Message(op="subscribe", address=f"q/{number}", headers={"$count": "1000"}))
+    time.sleep(1)
+
+
+def listen_by_http(broker: Broker, stack: ExitStack, number: int) -> None:
+    """An event stream of 200 MB that nobody reads."""
+    stream = stack.enter_context(broker.http_socket())
+    stream.sendall(f"GET /v1/events?filter=h/{number} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    assert stream.recv(12) == b"HTTP/1.1 200"
+    message = Message(address=f"h/{number}", payload=b"x" * 1_000_000)
+    stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 200)
+
+
+def _numbered(message: Message, number: int) -> Message:
+    return Message(
+        op=message.op,
+        address=message.address,
+        payload=message.payload,
+        correlation_id=str(number),
+        id=str(number),
+    )
+
+
+def is_there(broker: Broker, name: str) -> bool:
+    """Has a client with this id connected?"""
+    found = broker.json("/v1/connections")["connections"]
+    return any(one["id"] == name for one in found)
+
+
+ATTACKS: list[Attack] = [
+    publish_to_oneself,
+    read_a_large_key,
+    list_many_keys,
+    ask_for_information,
+    send_direct_messages,
+    request_of_a_service,
+    watch_a_key,
+    pull_from_a_queue,
+    listen_by_http,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_memory_is_bounded_by_one_outbox(tmp_path: Path, attack: Attack) -> None:
+    with Broker(tmp_path) as broker, ExitStack() as stack:
+        fill(broker)
+        before = broker.forget_peak()
+        attack(broker, stack, 0)
+        time.sleep(1)
+        grown = broker.peak() - before
+        print(f"{attack.__name__}: {grown / MIB:.0f} MiB")
+        assert grown < 2 * OUTBOX + SLACK + (BACKLOG if attack is watch_a_key else 0)
+        with Client(broker) as client:
+            assert client.ask(Message(op="ping")).op == "pong"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_ten_at_once_stay_within_the_budget(tmp_path: Path, attack: Attack) -> None:
+    with Broker(tmp_path) as broker, ExitStack() as stack, ThreadPoolExecutor(TEN) as pool:
+        fill(broker)
+        before = broker.forget_peak()
+        list(pool.map(lambda number: attack(broker, stack, number), range(TEN)))
+        time.sleep(1)
+        grown = broker.peak() - before
+        print(f"ten times {attack.__name__}: {grown / MIB:.0f} MiB")
+        assert grown < TOTAL + SLACK
