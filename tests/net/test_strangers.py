@@ -1,7 +1,7 @@
-"""Clients that others wrote, byte for byte, against a broker that runs.
+"""Clients that others wrote, as bytes, against a broker that runs.
 
-Every frame here is written down as the original programs send it, and every answer is compared as
-bytes: nothing passes through our own scanners and encoders.
+Frames follow the specification's vectors and layouts, TMQ's also the published .NET client. Every
+answer is compared as bytes: nothing passes through our own scanners and encoders.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _bytes(frame: bytes | str) -> bytes:
     return bytes.fromhex(frame) if isinstance(frame, str) else frame
 
 
-# Kobold protocol 2, as the Go client's CBOR library writes it: six keys in this order, and a
-# content that was never set is null.
+# Kobold protocol 2, as the specification's vector of the Go client has it: six keys in this order,
+# and a content that was never set is null.
 
 _ID, _TYPE, _TOPIC = b"\x62id", b"\x6cmessage_type", b"\x65topic"
 _TX, _CONTENT, _TIME = b"\x6etransaction_id", b"\x67content", b"\x69timestamp"
@@ -314,7 +314,7 @@ async def test_where_tokens_are_needed_a_client_without_hello_is_closed() -> Non
         await peer.close()
 
 
-# mfp, as the Java client's data output stream writes it: type, uid, a length of four bytes.
+# mfp, by the layout of the specification: type, uid, a length of four bytes.
 
 _UID = bytes.fromhex("00112233445566778899aabbccddeeff")
 _SUCCESS, _FAIL = "0000000100", "0000000101"

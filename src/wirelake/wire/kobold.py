@@ -71,6 +71,7 @@ _TIMESTAMP_FIELD = cython.declare(cython.int, FIELDS.index("timestamp"))
 _METADATA_FIELD = cython.declare(cython.int, FIELDS.index("metadata"))
 
 _TIMESTAMP = b"$timestamp"
+_NULL = cython.declare(cython.int, 0xF6)  # CBOR's, which stands for absent
 _MAX_OP = cython.declare(cython.int, len(OPS) - 1)
 _ID = cython.declare(cython.int, KEYS.index("id"))
 _TX = cython.declare(cython.int, KEYS.index("tx"))
@@ -112,13 +113,6 @@ def _field_named(
     if n == 14:
         return _TX_FIELD if same(p, at, b"transaction_id", 14) else 0
     return 0
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _is_null(cursor: Cursor) -> cython.bint:
-    """Was the head that the cursor has read a null, which stands for absent? (spec: kobold 5)"""
-    return cursor.major == 7 and cursor.info == 22
 
 
 @cython.cfunc
@@ -372,7 +366,7 @@ class KoboldScanner(Scanner):
             if emit:
                 self._emit(p, table, mark)
             else:
-                self._entry(p, at, table, row, False)
+                self._entry(p, at, table, row)
             at += 1
         return 0
 
@@ -454,18 +448,15 @@ class KoboldScanner(Scanner):
             if field == 0:
                 if not cursor.skip(1):
                     raise self.error(start, cursor.problem)
-            elif not cursor.head():
-                raise self.error(start, cursor.problem)
-            elif _is_null(cursor):
-                pass  # absent
+            elif start < stop and p[start] == _NULL:
+                cursor.at = start + 1
             elif field == _METADATA_FIELD:
-                cursor.at = start
                 self._metadata(table, row, False)
                 table.headers_at[row] = start
                 table.headers_len[row] = cursor.at - start
             else:
                 has_type = has_type or field == _TYPE_FIELD
-                self._field_value(table, row, field, start)
+                self._field_value(table, row, field)
         if cursor.at != stop:
             raise self.error(cursor.at, f"{stop - cursor.at} bytes after the CBOR map")
         if not has_type:
@@ -506,14 +497,12 @@ class KoboldScanner(Scanner):
     @cython.cfunc
     @cython.exceptval(-1, check=False)
     def _field_value(
-        self,
-        table: FrameTable,
-        row: cython.Py_ssize_t,
-        field: cython.int,
-        start: cython.Py_ssize_t,
+        self, table: FrameTable, row: cython.Py_ssize_t, field: cython.int
     ) -> cython.int:
-        """Take the value at `start`, whose head was read, into the field's column."""
         cursor: Cursor = self.cursor
+        start: cython.Py_ssize_t = cursor.at
+        if not cursor.head():
+            raise self.error(start, cursor.problem)
         if field == _TYPE_FIELD:
             if cursor.major != 0:
                 raise self.error(start, "a message_type that is not an unsigned integer")
@@ -625,7 +614,6 @@ class KoboldScanner(Scanner):
         mark: cython.Py_ssize_t
         left: cython.longlong
         endless: cython.bint
-        absent: cython.bint
         if not cursor.head():
             raise self.error(start, cursor.problem)
         if cursor.major != 5:
@@ -648,15 +636,16 @@ class KoboldScanner(Scanner):
             at = cursor.at
             if not cursor.head():
                 raise self.error(at, cursor.problem)
-            absent = _is_null(cursor)
-            if not absent:
+            if cursor.p[at] != _NULL:
                 self._value(table, at)
-            if not emit:
-                self._entry(cursor.p, at, table, row, absent)
-            elif absent:
+                if emit:
+                    self._emit(cursor.p, table, mark)
+                else:
+                    self._entry(cursor.p, at, table, row)
+            elif emit:
                 table.side.size = mark
             else:
-                self._emit(cursor.p, table, mark)
+                self._absent_entry(cursor.p, at, table)
             if cursor.at - start > self.max_headers:
                 raise self.error(start, f"metadata of more than {self.max_headers} bytes")
         return 0
@@ -678,26 +667,19 @@ class KoboldScanner(Scanner):
         at: cython.Py_ssize_t,
         table: FrameTable,
         row: cython.Py_ssize_t,
-        absent: cython.bint,
     ) -> cython.int:
-        """Take an entry into its column, or mark the row as having headers; no key twice.
-
-        Where the value is `absent` the key alone is looked at.
-        """
+        """Take an entry into its column, or mark the row as having headers; no key twice."""
         key: cython.int = self._key(p, table)
         value: cython.p_const_uchar = p if self.value_at >= 0 else table.side.data
         value_at: cython.Py_ssize_t = self.value_at if self.value_at >= 0 else -1 - self.value_at
         n: cython.int = self.value_len
         number: cython.longlong
         if key == 0:
-            if not absent:
-                table.flags[row] |= _UNREAD
+            table.flags[row] |= _UNREAD
             return self._new_user_key(p, at, table)
         if self.seen & (1 << key):
             raise self.error(at, f"the metadata key {KEYS[key]} twice")
         self.seen |= 1 << key
-        if absent:
-            return 0
         if key > _LAST_FIELD:
             table.flags[row] |= _UNREAD | _SECRET if key == _TOKEN else _UNREAD
         elif key == _ACK_KEY:
@@ -726,6 +708,20 @@ class KoboldScanner(Scanner):
         elif key == _FROM:
             table.source_at[row] = self.value_at
             table.source_len[row] = n
+        return 0
+
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def _absent_entry(
+        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, table: FrameTable
+    ) -> cython.int:
+        """Look at the key of an entry whose value is null: nothing is taken, but no key twice."""
+        key: cython.int = self._key(p, table)
+        if key == 0:
+            return self._new_user_key(p, at, table)
+        if self.seen & (1 << key):
+            raise self.error(at, f"the metadata key {KEYS[key]} twice")
+        self.seen |= 1 << key
         return 0
 
     @cython.cfunc

@@ -219,7 +219,7 @@ class TmqScanner(Scanner):
             return 0
         kind = p[at] & 63
         content_type = (p[at + 5] << 8) | p[at + 6]
-        if not self.told and kind == _SERVER_TYPE:
+        if kind == _SERVER_TYPE and not self.told:
             self._look_for_order(content_type)
         if self.little:
             content_type = (p[at + 6] << 8) | p[at + 5]
@@ -403,6 +403,7 @@ class TmqEncoder(Encoder):
         ttl: cython.int = table.ttl[row] if self.hops else _HOPS
         response: cython.bint = table.flags[row] & _RESPONSE_FLAG
         delivery: cython.bint = table.flags[row] & _ACK_FLAG
+        instead: cython.int = -1  # so many bytes of FAILED in place of the payload, if not -1
         if op in (_PUBLISH, _ENQUEUE, _REQUEST):
             response = response or op == _REQUEST
             delivery = delivery and self.client
@@ -423,6 +424,9 @@ class TmqEncoder(Encoder):
                 if not self.hops:  # an answer is wanted, and a server message has it by RS
                     response = delivery
                     delivery = False
+            elif kind == _DELIVERY_TYPE and (op == _NACK) != self._refuses(table, row):
+                # The payload of such a message tells a refusal from an acknowledgement.
+                instead = 6 if op == _NACK else 0
 
         if kind == _CHANNEL_TYPE and self.hops and not self.client:
             ttl = (ttl if ttl else _HOPS) - 1  # a broker that forwards takes one off
@@ -453,14 +457,6 @@ class TmqEncoder(Encoder):
             source_len = len(self.origin)
         if id_len > 255 or source_len > 255 or target_len > 255:
             return _SKIP_ID
-        payload_p: cython.p_const_uchar = table.payload_p
-        payload_at: cython.int = table.payload_at[row]
-        payload_len: cython.int = table.payload_len[row]
-        if kind == _DELIVERY_TYPE and (op == _NACK) != self._refuses(table, row):
-            # The payload of such a message tells a refusal from an acknowledgement.
-            payload_p = b"FAILED"
-            payload_at = 0
-            payload_len = 6 if op == _NACK else 0
         self.begun = True
 
         out.put_uint8(
@@ -474,8 +470,11 @@ class TmqEncoder(Encoder):
         out.put_uint8(id_len)
         out.put_uint8(source_len)
         out.put_uint8(target_len)
-        self._put_uint16(content_type)
-        self._put_size(payload_len)
+        if self.little:
+            self._put_uint16(content_type)
+        else:
+            out.put_uint16(content_type)
+        self._put_size(table.payload_len[row] if instead < 0 else instead)
         if raw_id:
             table.put_id(out, row)
         elif id_len:
@@ -486,7 +485,9 @@ class TmqEncoder(Encoder):
             table.put(out, table.source_p, table.source_at[row], source_len)
         if target_len:
             table.put(out, target_p, target_at, target_len)
-        return table.put(out, payload_p, payload_at, payload_len)
+        if instead >= 0:
+            return out.put(b"FAILED", 0, instead)
+        return table.put(out, table.payload_p, table.payload_at[row], table.payload_len[row])
 
     @cython.cfunc
     def _refuses(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.bint:
