@@ -101,7 +101,7 @@ class Session(ABC):
                 used = self.scanner.scan(data[at:], table)
                 at += used
                 self._walk(table, now)
-                if not self.scanner.again:
+                if not (used and self.scanner.again):
                     break
         except ProtocolError as error:
             self.node.protocol_error(self, error)
