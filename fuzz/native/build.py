@@ -25,7 +25,18 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build" / "native"
 
 _SANITIZERS = "-fsanitize=address,undefined"
-_FLAGS = ("-g1", "-w", "-fno-omit-frame-pointer", _SANITIZERS, "-fno-sanitize-recover=all")
+_FLAGS = (
+    *("-g1", "-w", "-fno-omit-frame-pointer", _SANITIZERS, "-fno-sanitize-recover=all"),
+    "-fno-wrapv",  # Python's own flags define signed overflow, and so would hide it
+)
+_ADDRESS_OPTIONS = (
+    "halt_on_error=1",
+    "exitcode=99",
+    "detect_leaks=0",  # Python keeps much to its end
+    "verify_asan_link_order=0",  # libFuzzer's driver is loaded before the runtime
+    "detect_stack_use_after_return=0",
+    "quarantine_size_mb=32",
+)
 _CLANGS = ("clang", *(f"clang-{version}" for version in range(22, 13, -1)))
 
 
@@ -63,7 +74,8 @@ def clang() -> Toolchain:
     if compiler is None:
         raise BuildError("clang is not installed (Debian: apt install clang-16 libclang-rt-16-dev)")
     runtime = _runtime(compiler, f"libclang_rt.asan-{os.uname().machine}.so")
-    flags = ("-O2", *_FLAGS, "-fsanitize=fuzzer-no-link", "-shared-libasan")
+    counted = "-fsanitize-coverage=inline-8bit-counters,pc-table"
+    flags = ("-O2", *_FLAGS, counted, "-shared-libasan")
     return Toolchain("clang", compiler, flags, (_SANITIZERS, "-shared-libasan"), (runtime,))
 
 
@@ -83,6 +95,11 @@ def build_kernels(tools: Toolchain) -> Path:
     link = " ".join(tools.link)
     with (tools.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        flags = tools.folder / "flags"
+        if not flags.exists() or flags.read_text() != repr(tools):
+            for old in (library, tools.folder / "temp"):
+                shutil.rmtree(old, ignore_errors=True)
+            flags.write_text(repr(tools))
         _run(
             [
                 *(sys.executable, "setup.py", "--quiet", "build"),
@@ -94,6 +111,17 @@ def build_kernels(tools: Toolchain) -> Path:
             LDSHARED=f"{tools.compiler} -shared {link}",
         )
     return library
+
+
+def build_driver(tools: Toolchain) -> Path:
+    """Compile libFuzzer as a module of Python; return its library, to be loaded before all others.
+
+    Its counters would else be taken for those of the sanitizer's runtime, which count nothing.
+    """
+    source = ROOT / "fuzz" / "native" / "driver.c"
+    archive = _runtime(tools.compiler, f"libclang_rt.fuzzer_no_main-{os.uname().machine}.a")
+    command = [tools.compiler, "-O2", "-g1", "-fsanitize=address", "-shared-libasan"]
+    return compile_extension([source], tools.folder / "driver", command, [archive, "-lstdc++"])
 
 
 def compile_kernel(source: Path, folder: Path, tools: Toolchain | None = None) -> Path:
@@ -122,14 +150,15 @@ def compile_extension(
     return library
 
 
-def environment(tools: Toolchain, path: Path | None) -> dict[str, str]:
-    """The variables of a Python process that loads sanitized kernels from `path`."""
+def environment(tools: Toolchain, *path: Path, driver: Path | None = None) -> dict[str, str]:
+    """The variables of a Python process that loads sanitized kernels from these folders."""
+    first = [] if driver is None else [str(driver)]
     return os.environ | {
-        "LD_PRELOAD": " ".join(tools.runtimes),
-        "PYTHONPATH": os.pathsep.join(map(str, (*([path] if path else ()), ROOT))),
+        "LD_PRELOAD": " ".join([*first, *tools.runtimes]),
+        "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))),
         "PYTHONMALLOC": "malloc",  # Python's own arenas would hide what is read beyond a buffer
-        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=99:"
-        "quarantine_size_mb=32:detect_stack_use_after_return=0:strict_string_checks=1",
+        "ASAN_OPTIONS": ":".join(_ADDRESS_OPTIONS),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # so that pyarrow's buffers are watched as well
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99",
     }
 
