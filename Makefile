@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SECONDS_EACH ?= 600
+BYTES_EACH ?= 1e9
 
 export PYTHON
 export JAVA_HOME := $(CURDIR)/.venv/jvm
@@ -11,10 +12,10 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
 KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.% src/wirelake/engine/batch.% src/wirelake/engine/arrow_stream.%,$(SOURCES))
 
-.PHONY: help setup run test lint docs bench fuzz lock clean
+.PHONY: help setup run test lint docs bench fuzz fuzz-native lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
 
 setup: .venv/.kernels .venv/jvm/bin/java ## locked dependencies, compiled kernels and Java
 
@@ -39,6 +40,11 @@ bench: setup build/plain/.done ## all that is measured in one table, beside othe
 
 fuzz: setup ## every fuzz target for SECONDS_EACH seconds
 	$(PY) fuzz/run.py --seconds $(SECONDS_EACH)
+
+fuzz-native: setup ## the kernels under sanitizers and libFuzzer, BYTES_EACH bytes a dialect
+	scripts/setup clang
+	$(PY) fuzz/native/run.py --bytes $(BYTES_EACH) \
+		$(if $(filter command environment,$(firstword $(origin SECONDS_EACH))),--seconds $(SECONDS_EACH))
 
 lock: .venv/.packages ## pin what pyproject.toml asks for; UPGRADE=1 takes newer versions
 	.venv/bin/uv pip compile --quiet --no-config --universal --python-version 3.11 \

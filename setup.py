@@ -2,7 +2,8 @@
 
 A kernel is a plain Python module, with or without a .pxd beside it, that also runs uncompiled.
 WIRELAKE_BUILD=require fails where it cannot be compiled, WIRELAKE_BUILD=skip does not try.
-Unset, the kernels are compiled if that is possible and stay plain otherwise.
+Unset, the kernels are compiled if that is possible and stay plain otherwise. WIRELAKE_CFLAGS
+replaces the optimisation level and adds compiler flags, as for a build with sanitizers.
 """
 
 import importlib.util
@@ -72,8 +73,9 @@ def kernels() -> list[Extension]:
 
     from Cython.Build import cythonize  # optional, and found to be there
 
+    flags = shlex.split(os.environ.get("WIRELAKE_CFLAGS", "-O3"))
     extensions = [
-        Extension(name, [f"src/{name.replace('.', '/')}.py"], extra_compile_args=["-O3"])
+        Extension(name, [f"src/{name.replace('.', '/')}.py"], extra_compile_args=flags)
         for name in KERNELS
     ]
     return cythonize(
@@ -85,4 +87,5 @@ def kernels() -> list[Extension]:
     )
 
 
-setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})
+if __name__ == "__main__":
+    setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})

@@ -110,7 +110,7 @@ class Forge:
 
     def _word(self, chance: Random, dialect: str, data: bytes, _most: int) -> bytes:
         """Put a word in, or over what is there."""
-        word = chance.choice(WORDS[dialect])
+        word = chance.choice(WORDS.get(dialect, (b"\0",)))  # a new dialect has none yet
         at = chance.randint(0, len(data))
         return data[:at] + word + data[at + chance.choice((0, len(word))) :]
 

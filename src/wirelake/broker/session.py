@@ -139,14 +139,15 @@ class Session(ABC):
         try:
             self._go_on(now)
             while not self.closed and not self.waits_for and at < len(data):
-                at += self.scanner.scan(data[at:], table)
+                used = self.scanner.scan(data[at:], table)
+                at += used
                 self._walk(table, now)
                 if self._answered > PIECE:
                     self._flush()
                     self._answers = []
                 if self.outgoing > flow.limit:
                     flow.hold_own(self, now)
-                if not self.scanner.again:
+                if not (used and self.scanner.again):
                     break
         except ProtocolError as fault:
             error = self._explain(fault)

@@ -206,7 +206,7 @@ def tables(
             used += scan(data[base:], table)
             if table.count:
                 yield at + base, table
-            if not reader.again:
+            if used == base or not reader.again:
                 break
         if last:
             return

@@ -45,7 +45,7 @@ class Cursor:
         """Read the head of an item: its major type and its value, length or count."""
         width: cython.int
         i: cython.int
-        value: cython.longlong = 0
+        value: cython.longlong
         if self.at >= self.end:
             self.short = True
             return self.refuse("a CBOR item runs over the end of the frame")
@@ -71,8 +71,9 @@ class Cursor:
         self.big = width == 8 and self.p[self.at + 1] & 0x80 != 0
         if self.big and 2 <= self.major <= 6:
             return self.refuse("a CBOR length of more than 63 bits")
-        for i in range(width):
-            # Over 63 bits it wraps when compiled; `big` keeps people from looking at it.
+        # `big` holds the top bit of eight bytes: a shift beyond 63 bits is undefined in C.
+        value = self.p[self.at + 1] & (0x7F if width == 8 else 0xFF)
+        for i in range(1, width):
             value = (value << 8) | self.p[self.at + 1 + i]
         if self.major == 7 and width == 1 and value < 32:
             return self.refuse("a CBOR simple value in two bytes that fits in one")

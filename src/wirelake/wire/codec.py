@@ -4,7 +4,9 @@ A dialect is a subclass of each, with one method `frame` that reads or writes on
 
 *Scanning.* The caller owns the bytes: it passes all that it has not yet seen consumed, and keeps
 what `scan` did not consume for the next call. Rows that stand before a fault are delivered first;
-the call after that raises. The only error that bytes can cause is `ProtocolError`.
+the call after that raises. The only error that bytes can cause is `ProtocolError`. A frame that is
+refused or unfinished leaves no row behind, so a call that consumes no byte delivers no row, and
+`again` is set only by a call that consumed some.
 
 *Encoding.* A row that the dialect cannot say is left out and counted in `skipped` by reason; the
 caller decides whether anybody is told.
@@ -63,6 +65,8 @@ class Scanner:
         end: cython.Py_ssize_t = len(data)
         at: cython.Py_ssize_t = 0
         used: cython.Py_ssize_t
+        rows: cython.Py_ssize_t
+        side: cython.Py_ssize_t
         p: cython.p_const_uchar
         if end > 0x7FFFFFFF:
             raise ValueError("a buffer is at most 2 GiB")
@@ -74,20 +78,31 @@ class Scanner:
         else:
             p = data
         self.start(table)
+        # What the table holds without the frame that is being read.
+        rows = table.count
+        side = table.side.size
         try:
             while at < end:
-                if table.count == table.capacity:
+                if rows == table.capacity:
                     self.again = True
                     break
                 used = self.frame(p, at, end, table)
                 if used == 0:
+                    table.count = rows
+                    table.side.size = side
                     break
                 at += used
+                rows = table.count
+                side = table.side.size
                 if self.stepwise and table.count and (_LONG >> table.op[table.count - 1]) & 1:
                     self.again = at < end
                     break
         except ProtocolError:
-            if table.count == 0:
+            # A frame may raise after it has counted its row. If that row stayed, the table would
+            # not be empty, and the error would be put off to the next call for ever.
+            table.count = rows
+            table.side.size = side
+            if rows == 0:
                 raise
             self.again = True
         self.offset += at

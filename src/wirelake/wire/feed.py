@@ -60,10 +60,11 @@ class Feed:
         try:
             while True:
                 self.base = scanner.offset
-                at += scan(memoryview(self._rest)[at:], self._table)
+                used = scan(memoryview(self._rest)[at:], self._table)
+                at += used
                 if self._table.count:
                     yield self._table
-                if not scanner.again:
+                if not (used and scanner.again):
                     return
         finally:
             # Whoever kept a view of a frame keeps its bytes: what is left moves to a new buffer.

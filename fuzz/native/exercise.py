@@ -1,0 +1,382 @@
+"""What the native fuzzer does with an input: everything that compiled code does, and checks that
+cost little beside it.
+
+The promises are those of `fuzz/invariant.py`, which runs in full on one small input in 64. It takes
+an object per message, so on all the others only what can be told from whole tables is checked: rows
+and errors do not depend on how the bytes are cut, and what was encoded can be read. The sanitizers
+do the rest. What is done to an input is chosen by its checksum, so an input repeats exactly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fuzz.builds import Build
+from fuzz.invariant import LIMITS, Broken, check, check_detection
+
+#: Runs one input; returns how many of its bytes were read without a fault.
+Exercise = Callable[[memoryview], int]
+
+_SMALL = 2048  # bytes of an input that is also looked at message by message
+_PIECES = 8
+
+
+def exact(data: bytes | bytearray | memoryview) -> memoryview:
+    """A copy in memory of exactly its size, so that a byte read beyond its end is reported."""
+    if not len(data):
+        return memoryview(b"")
+    cells = array("B", b"\0") * len(data)
+    memoryview(cells)[:] = data
+    return memoryview(cells)
+
+
+class NativeBuild(Build):
+    """Compiled kernels whose inputs are exact copies."""
+
+    def strict(self, data: bytes) -> Any:
+        """The same bytes, in memory of exactly their size."""
+        return exact(data)
+
+
+@dataclass
+class _Reading:
+    """A stream on its way through a scanner."""
+
+    rows: int = 0
+    used: int = 0
+    fault: tuple[int, str] | None = None
+
+
+@dataclass
+class _Written:
+    """What an encoder has made of a stream so far."""
+
+    dialect: str
+    encoder: Any
+    frames: bytearray = field(default_factory=bytearray)
+
+
+class Kernels:
+    """The kernels of one build, and tables that are used again."""
+
+    def __init__(self, build: Build) -> None:
+        self.build = build
+        self.wire = build.wire
+        self.default = build.message.Limits()
+        self.small = build.message.Limits(**LIMITS)
+        self.tables = {rows: build.wire.FrameTable(rows) for rows in (1, 7, 64, 1024)}
+        self.other = build.wire.FrameTable(1024)
+        self.encoders = list(build.encoders())
+
+    def written(self, name: str) -> _Written:
+        """A new encoder, by one of the names in `encoders`."""
+        return _Written(name.partition(" ")[0], self.build.encoders()[name])
+
+    def table(self, chance: random.Random, size: int) -> Any:
+        """A table for an input of this size; a short one is read a few rows at a time."""
+        if size <= 512:
+            return self.tables[chance.choice((1, 7, 64))]
+        return self.tables[64 if size <= 8192 else 1024]
+
+    def scan(
+        self,
+        dialect: str,
+        limits: Any,
+        table: Any,
+        buffers: Callable[[_Reading, Any], Iterator[Any]],
+    ) -> tuple[_Reading, Iterator[Any]]:
+        """Read a stream; the second value gives each table that was filled."""
+        reading = _Reading()
+        return reading, self._scan(dialect, limits, table, reading, buffers)
+
+    def _scan(
+        self, dialect: str, limits: Any, table: Any, reading: _Reading, buffers: Any
+    ) -> Iterator[Any]:
+        scanner = self.wire.scanner(dialect, limits)
+        try:
+            for scan, data in buffers(reading, scanner):
+                before = reading.used
+                while True:
+                    at = reading.used - before
+                    used = scan(data[at:], table)
+                    reading.rows += table.count
+                    if table.count:
+                        yield table
+                    reading.used += used
+                    if not scanner.again:
+                        break
+                    if not used:
+                        raise Broken(f"byte {reading.used}: again, but nothing came")
+                if scanner.offset != reading.used:
+                    raise Broken(f"byte {reading.used}: the scanner is at {scanner.offset}")
+        except self.build.errors.ProtocolError as error:
+            reading.fault = (error.offset, error.reason)
+        finally:
+            table.release()
+
+
+def _whole(data: memoryview) -> Callable[[_Reading, Any], Iterator[Any]]:
+    """All bytes at once."""
+
+    def buffers(reading: _Reading, scanner: Any) -> Iterator[Any]:
+        yield scanner.scan, data
+        yield scanner.finish, data[reading.used :]
+
+    return buffers
+
+
+def _cut(data: memoryview, chance: random.Random) -> Callable[[_Reading, Any], Iterator[Any]]:
+    """A few bytes more each time, in memory that ends where they end."""
+    most = max(1, 2 * len(data) // _PIECES)
+
+    def buffers(reading: _Reading, scanner: Any) -> Iterator[Any]:
+        stop = 0
+        while stop < len(data):
+            stop = min(len(data), stop + chance.randint(1, most))
+            if stop - reading.used >= scanner.need:
+                yield scanner.scan, exact(data[reading.used : stop])
+        yield scanner.finish, exact(data[reading.used :])
+
+    return buffers
+
+
+class Stream:
+    """An input is a stream of one dialect, as it stands on the wire."""
+
+    def __init__(self, kernels: Kernels, dialect: str) -> None:
+        self.kernels = kernels
+        self.dialect = dialect
+
+    def __call__(self, data: memoryview) -> int:
+        """Read it, write it in other dialects, to Arrow and back, and read it cut in pieces."""
+        kernels, chance = self.kernels, random.Random(zlib.crc32(data))
+        small = len(data) <= _SMALL  # of a large one less is done, so that more of them are read
+        limits = kernels.small if chance.random() < (0.5 if small else 0.1) else kernels.default
+        table = kernels.table(chance, len(data))
+        writing = [kernels.written(name) for name in chance.sample(kernels.encoders, 1 + small)]
+        arrow = chance.random() < (0.5 if small else 0.2)
+        objects = small and chance.random() < 0.1
+        reading, filled = kernels.scan(self.dialect, limits, table, _whole(data))
+        for rows in filled:
+            for written in writing:
+                written.frames += written.encoder.encode(rows)
+            if arrow:
+                self._through_arrow(rows, chance)
+            if objects:
+                for row, message in enumerate(rows.messages()):
+                    if len(message.payload) != rows.payload_len[row]:
+                        raise Broken(f"a payload of {len(message.payload)} bytes in row {row}")
+        for written in writing:
+            self._read_back(written)
+        if chance.random() < (0.5 if small else 0.2):
+            self._in_pieces(data, chance, limits, table, reading)
+        if small and chance.random() < 1 / 64:
+            check(kernels.build, self.dialect, bytes(data))
+        return reading.used
+
+    def _through_arrow(self, table: Any, chance: random.Random) -> None:
+        kernels = self.kernels
+        arrow, back = kernels.build.arrow, kernels.other
+        some = None
+        if chance.random() < 0.3:
+            some = array("i", sorted(chance.choices(range(table.count), k=min(9, table.count))))
+        batch = arrow.to_arrow(table, timestamp=1, offset=2, rows=some)
+        batch.validate()
+        skip = chance.randrange(batch.num_rows) if chance.random() < 0.3 else 0
+        arrow.from_arrow(batch, back, skip)
+        if back.count != batch.num_rows - skip:
+            raise Broken(f"{back.count} rows of {batch.num_rows - skip} came back from Arrow")
+        kernels.written(chance.choice(kernels.encoders)).encoder.encode(back)
+        back.release()
+
+    def _read_back(self, written: _Written) -> None:
+        frames = exact(written.frames)
+        table = self.kernels.tables[1024]
+        reading, filled = self.kernels.scan(
+            written.dialect, self.kernels.default, table, _whole(frames)
+        )
+        for _ in filled:
+            pass
+        if reading.fault or reading.used != len(frames):
+            raise Broken(f"{written.dialect} writes {bytes(frames)!r}, and reads {reading}")
+
+    def _in_pieces(
+        self, data: memoryview, chance: random.Random, limits: Any, table: Any, whole: _Reading
+    ) -> None:
+        reading, filled = self.kernels.scan(self.dialect, limits, table, _cut(data, chance))
+        for _ in filled:
+            pass
+        if (reading.rows, reading.fault) != (whole.rows, whole.fault):
+            raise Broken(f"in pieces: {reading}\n  whole: {whole}")
+
+
+class Tables:
+    """An input is a byte that chooses a dialect, and a stream; what comes of its tables is used."""
+
+    def __init__(self, kernels: Kernels, use: Callable[[Any, random.Random], None]) -> None:
+        self.kernels = kernels
+        self.use = use
+
+    def __call__(self, data: memoryview) -> int:
+        """Read the stream, and use each table."""
+        if not data:
+            return 0
+        chance = random.Random(zlib.crc32(data))
+        dialects = self.kernels.wire.DIALECTS
+        dialect = dialects[data[0] % len(dialects)]
+        table = self.kernels.table(chance, len(data))
+        reading, filled = self.kernels.scan(dialect, self.kernels.default, table, _whole(data[1:]))
+        for rows in filled:
+            self.use(rows, chance)
+        return 1 + reading.used
+
+
+class Routing:
+    """Rows to audiences, as the broker's node does it."""
+
+    def __init__(self) -> None:
+        self.route = importlib.import_module("wirelake.broker.route")
+
+    def __call__(self, table: Any, chance: random.Random) -> None:
+        """Route every run of plain publishes of a table."""
+        routes = self.route.Routes(chance.randrange(1 << 31))
+        start = 0
+        while start < table.count:
+            end = self.route.plain_run(table, start)
+            if end > start:
+                self._run(routes, table, start, end)
+                if chance.random() < 0.1:
+                    routes.forget(table.address(chance.randrange(start, end)))
+            start = max(end, start + 1)
+
+    def _run(self, routes: Any, table: Any, start: int, end: int) -> None:
+        route, at = self.route, start
+        while (at := routes.assign(table, at, end)) < end:
+            address = table.address(at)
+            routes.add(address, zlib.crc32(address) % 5)
+        for row in range(start, min(end, start + 32)):
+            if routes.assigned[row] != zlib.crc32(table.address(row)) % 5:
+                raise Broken(f"row {row} has audience {routes.assigned[row]}")
+        groups = routes.groups(start, end)
+        if sorted(row for rows in groups.values() for row in rows) != list(range(start, end)):
+            raise Broken(f"rows {start} to {end} are grouped as {groups}")
+        sole = routes.sole(start, end)
+        if sole != (next(iter(groups)) if len(groups) == 1 else route.MIXED):
+            raise Broken(f"the audience of all rows is {sole}, of each {groups}")
+        for rows in groups.values():
+            frames = b"".join(table.frame(row) for row in rows)
+            if route.gather(table, rows) != frames:
+                raise Broken(f"other frames were gathered than those of {rows}")
+        asking = route.wanting_ack(table, route.span(start, end))
+        if bool(len(asking)) != route.wants_ack(table, start, end):
+            raise Broken(f"{asking} want an answer, or none does")
+        route.is_contiguous(table, start, end)
+
+
+class Storing:
+    """Rows to batches of the log, in Arrow's stream format, and read by pyarrow."""
+
+    def __init__(self) -> None:
+        self.batch = importlib.import_module("wirelake.engine.batch")
+        self.stream = importlib.import_module("wirelake.engine.arrow_stream")
+
+    def __call__(self, table: Any, chance: random.Random) -> None:
+        """Store a table twice: as it is, and some of its rows with a time each."""
+        rows = self.batch.Rows(chance.choice((1, 3, 40)), seed=chance.randrange(1 << 31))
+        rows.append(table, None, 5, chance.choice((b"", b"client-1")))
+        some = array("i", chance.choices(range(table.count), k=min(50, table.count)))
+        times = array("q", [chance.randrange(1 << 50) for _ in some])
+        rows.append(table, some, times, b"")
+        payload = sum(table.payload_len[: table.count]) + sum(table.payload_len[k] for k in some)
+        count = stored = 0
+        compression = chance.choice(("none", "none", "lz4", "zstd"))
+        for made in rows.take().batches(compression):
+            batch = self.stream.decode(made.ipc)
+            batch.validate(full=True)
+            count += batch.num_rows
+            stored += sum(map(len, batch.column("payload").to_pylist()))
+        if (count, stored) != (table.count + len(some), payload):
+            raise Broken(f"{count} rows, {stored} bytes, of {table.count + len(some)}, {payload}")
+
+
+class Arrow:
+    """An input is an Arrow stream that somebody posts."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.rows = importlib.import_module("wirelake.http.rows")
+        self.table = kernels.wire.FrameTable(self.rows.CHUNK)
+        self.storing = Storing()
+
+    def __call__(self, data: memoryview) -> int:
+        """Publish its rows, if they are accepted."""
+        chance = random.Random(zlib.crc32(data))
+        try:
+            rows = self.rows.read_rows(bytes(data), self.kernels.default)
+        except self.kernels.build.errors.RefusedError:
+            return 0
+        for batch in rows.batches:
+            self.kernels.build.arrow.from_arrow(batch, self.table)
+            name = chance.choice(self.kernels.encoders)
+            self.kernels.written(name).encoder.encode(self.table)
+            self.storing(self.table, chance)
+            self.table.release()
+        return len(data)
+
+
+class Cbor:
+    """An input is CBOR, as Kobold's protocols 2 and 3 carry it."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.streams = {name: Stream(kernels, name) for name in ("kobold-2", "kobold-3")}
+
+    def __call__(self, data: memoryview) -> int:
+        """Read it as a whole frame, and as the metadata of one."""
+        third = b"PUB a\r\n%b\r\nx\r\n" % bytes(data)
+        frames = (("kobold-2", bytes(data)), ("kobold-3", third))
+        read = [
+            self.streams[name](exact(len(body).to_bytes(4, "big") + body)) for name, body in frames
+        ]
+        return len(data) if any(read) else 0
+
+
+class Detection:
+    """An input is how a stream begins."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __call__(self, data: memoryview) -> int:
+        """Tell the dialect from every prefix."""
+        check_detection(self.kernels.build, bytes(data[:_SMALL]))
+        return min(len(data), _SMALL)
+
+
+#: The targets that are no dialect.
+OTHERS: dict[str, Callable[[Kernels], Exercise]] = {
+    "cbor": Cbor,
+    "detect": Detection,
+    "route": lambda kernels: Tables(kernels, Routing()),
+    "batch": lambda kernels: Tables(kernels, Storing()),
+    "arrow": Arrow,
+}
+
+
+def exercise(kernels: Kernels, target: str) -> Exercise:
+    """What to do with the inputs of a target: a dialect, or one of `OTHERS`."""
+    if target in OTHERS:
+        return OTHERS[target](kernels)
+    if target in kernels.wire.DIALECTS:
+        return Stream(kernels, target)
+    raise ValueError(f"no target {target}; there are {', '.join(targets(kernels.wire))}")
+
+
+def targets(wire: Any) -> list[str]:
+    """The names of all targets: every dialect there is, and the others."""
+    return [*wire.DIALECTS, *OTHERS]

@@ -1,0 +1,51 @@
+"""What each native target begins with: fuzz/corpus and all vectors, in the target's own form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from fuzz.builds import Build
+from fuzz.run import SEEDS, VECTORS
+
+
+def seeds_of(build: Build, target: str) -> Iterator[bytes]:
+    """The inputs that a target begins with."""
+    dialects = build.wire.DIALECTS
+    if target in ("route", "batch"):
+        for number, dialect in enumerate(dialects):
+            for stream in _streams(dialect):
+                yield bytes([number]) + stream
+    elif target == "arrow":
+        for dialect in dialects:
+            for stream in _streams(dialect):
+                yield _as_arrow(build, dialect, stream)
+    elif target == "cbor":
+        for stream in _streams("kobold-2"):
+            yield stream[4 : 4 + int.from_bytes(stream[:4], "big")]
+    else:
+        yield from _streams(target)
+        for path in sorted(VECTORS.glob(f"*/{target}.jsonl")):
+            for line in path.read_text(encoding="utf-8").splitlines():
+                yield bytes.fromhex(json.loads(line)["hex"])
+
+
+def _streams(target: str) -> Iterator[bytes]:
+    for seed in sorted((SEEDS / target).glob("*")):
+        yield seed.read_bytes()
+
+
+def _as_arrow(build: Build, dialect: str, stream: bytes) -> bytes:
+    """The messages of a stream as somebody would post them."""
+    table = build.wire.FrameTable(64)
+    try:
+        build.wire.scanner(dialect).scan(stream, table)
+    except build.errors.ProtocolError:
+        table.release()
+    sink = pa.BufferOutputStream()
+    batch = build.arrow.to_arrow(table)
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]  # pyarrow has no types
