@@ -244,6 +244,76 @@ def test_a_batch_is_cut_evenly_into_few_tasks() -> None:
             assert ends[-1] == whole.stop
 
 
+# A table for each filter
+
+
+ROUTES = (("level0/#", "zero"), ("level1/+", "some"), ("level0/a", "some"))
+
+
+def routed(house: House, filters: tuple[str, ...]) -> pa.Table:
+    rows_of_log = logged(house)
+    wanted = [one[:6] in filters for one in rows_of_log["address"].to_pylist()]
+    return rows_of_log.filter(pa.array(wanted))
+
+
+def test_each_filter_has_its_table(spark: SparkSession, house: House, tmp_path: Path) -> None:
+    options = Options(house.url, str(tmp_path / "lake"), routes=ROUTES, batch_rows=70)
+    for _ in range(2):
+        publish(house, 90)
+        assert land(spark, options) == 60
+        assert same(landed(spark, tmp_path / "lake" / "zero"), routed(house, ("level0",)))
+        both = routed(house, ("level0", "level1"))
+        assert same(landed(spark, tmp_path / "lake" / "some"), both)
+    assert land(spark, options) == 0
+    everything = replace(options, routes=(("#", "all"),))
+    assert land(spark, everything) == 180
+    assert same(landed(spark, tmp_path / "lake" / "all"), logged(house))
+
+
+def test_a_driver_that_dies_between_the_commits_of_two_tables_fills_both_once(
+    spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = Options(house.url, str(tmp_path / "lake"), routes=ROUTES)
+    real = Table.append
+    for last in range(1, 4):
+        publish(house, 30)
+        commits_left = last
+
+        def dying(self: Table, *args: Any) -> None:
+            nonlocal commits_left
+            commits_left -= 1
+            if not commits_left:
+                raise Crash
+            real(self, *args)
+
+        monkeypatch.setattr(Table, "append", dying)
+        if last < 3:
+            with pytest.raises(Crash):
+                land(spark, options)
+        else:
+            land(spark, options)
+    monkeypatch.setattr(Table, "append", real)
+    land(spark, options)
+    assert same(landed(spark, tmp_path / "lake" / "zero"), routed(house, ("level0",)))
+    assert same(landed(spark, tmp_path / "lake" / "some"), routed(house, ("level0", "level1")))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"routes": (("a/#/b", "t"),)}, "--route: `#` is the last level"),
+        ({"routes": (("a", "../t"),)}, "'../t' is no name of a table"),
+        ({"routes": (("a", "t"),), "subscribe": "b"}, "with --route only"),
+        ({"routes": (("a", "t"), ("b", "u")), "format": "parquet"}, "need --format delta"),
+    ],
+)
+def test_routes_that_cannot_be_are_refused(
+    spark: SparkSession, house: House, tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        land(spark, Options(house.url, str(tmp_path / "lake"), **options))
+
+
 # Parquet
 
 

@@ -189,6 +189,12 @@ def land(
     subscribe: Annotated[
         str, typer.Option(metavar="FILTER", help="Only these addresses; several with commas.")
     ] = "",
+    route: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILTER=NAME", help="A table for each filter, in the folder DIR; repeatable."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="All there is now, and then end.")] = False,
     every: Annotated[
         str,
@@ -228,6 +234,9 @@ def land(
         wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --once
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --every 1m
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake \\
+            --route 'house/#=house' --route 'shop/+/orders=orders'
     """
     if once and every:
         fail("--once and --every exclude each other", USAGE)
@@ -249,6 +258,7 @@ def land(
             go_on=on_conflict is OnConflict.CONTINUE,
             query=query,
             storage=_storage(storage),
+            routes=tuple(_route(one) for one in route or ()),
         )
         landed = 0
 
@@ -510,6 +520,14 @@ def _storage(given: list[str] | None) -> dict[str, str]:
             fail(f"--storage: {one!r} is not of the form NAME=VALUE", USAGE)
         options[name] = value
     return options
+
+
+def _route(text: str) -> tuple[str, str]:
+    """A filter and the name of its table."""
+    filter, equals, name = text.rpartition("=")
+    if not (filter and equals and name):
+        fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
+    return filter, name
 
 
 def _columns(text: str) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,7 +27,7 @@ from pyspark.sql import SparkSession
 from wirelake.errors import ConfigError, WirelakeError
 from wirelake.spark import direct
 from wirelake.spark.commits import Table
-from wirelake.spark.files import FILE_BYTES, TableWriter, Target, Written
+from wirelake.spark.files import FILE_BYTES, TableWriter, Target, Written, complete
 
 #: Files of one size class that become one.
 FEW = 16
@@ -88,22 +87,7 @@ class Merge:
                 names = [name for name in _DICTIONARIES if name not in file.values]
                 parquet = pq.ParquetFile(source, read_dictionary=names)
                 for number in range(parquet.num_row_groups):
-                    yield _whole(parquet.read_row_group(number), self.target.schema, file)
-
-
-def _whole(rows: pa.Table, schema: pa.Schema, file: Written) -> pa.Table:
-    """Rows with all columns of the table: those of the folder, and null for what came later."""
-    columns = []
-    for field in schema:
-        if field.name in file.values:
-            value = file.values[field.name]
-            typed = date.fromisoformat(value) if pa.types.is_date(field.type) else value
-            columns.append(pa.repeat(pa.scalar(typed, field.type), rows.num_rows))
-        elif field.name in rows.column_names:
-            columns.append(rows.column(field.name))
-        else:
-            columns.append(pa.nulls(rows.num_rows, field.type))
-    return pa.table(columns, names=schema.names)
+                    yield complete(parquet.read_row_group(number), self.target.schema, file)
 
 
 def sort(rows: pa.Table, order: Order) -> pa.Table:

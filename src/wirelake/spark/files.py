@@ -221,6 +221,27 @@ def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def folders(path: str) -> dict[str, str]:
+    """What the folders of a path say: `date=2026-01-31/level=house/…`."""
+    named = (part.partition("=") for part in path.split("/")[:-1])
+    return {name: value for name, equals, value in named if equals}
+
+
+def complete(rows: pa.Table, schema: pa.Schema, file: Written) -> pa.Table:
+    """Rows of a file with all columns of its table: those of its folder, null for later ones."""
+    columns = []
+    for wanted in schema:
+        if wanted.name in file.values:
+            value = file.values[wanted.name]
+            typed = date.fromisoformat(value) if pa.types.is_date(wanted.type) else value
+            columns.append(pa.repeat(pa.scalar(typed, wanted.type), rows.num_rows))
+        elif wanted.name in rows.column_names:
+            columns.append(rows.column(wanted.name))
+        else:
+            columns.append(pa.nulls(rows.num_rows, wanted.type))
+    return pa.table(columns, names=schema.names)
+
+
 def _by_folder(
     rows: pa.Table, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], pa.Table]]:

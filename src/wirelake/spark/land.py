@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
-from wirelake.errors import EngineError, WirelakeError
+from wirelake.address import check_filter
+from wirelake.errors import ConfigError, EngineError, RefusedError, WirelakeError
 from wirelake.spark import direct, offsets
 from wirelake.spark.commits import TakenError
 from wirelake.spark.compaction import FEW, Compactor
@@ -42,6 +43,8 @@ EVERY = 2.0
 IDLE = 0.05
 #: At most this long until a request to stop is seen (seconds).
 STOP_POLL = 0.1
+
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
 
 log = logging.getLogger("wirelake.spark")
 
@@ -64,6 +67,7 @@ class Options:
     patience: float = offsets.PATIENCE
     query: str = ""  # "": after the table
     storage: Mapping[str, str] = field(default_factory=dict)
+    routes: tuple[tuple[str, str], ...] = ()  # filters, and tables in the folder `table`
     compact: bool = True
     few_files: int = FEW  # files of about one size that are made one
     file_bytes: int = FILE_BYTES
@@ -77,8 +81,28 @@ class Options:
     @property
     def filters(self) -> tuple[str, ...]:
         """What is landed; nothing named is everything."""
+        if self.subscribe and self.routes:
+            raise ConfigError("--subscribe", "with --route only what a route names is landed")
         given = {"url": self.url} | ({"subscribe": self.subscribe} if self.subscribe else {})
-        return offsets.Options.parse(given).filters
+        if not self.routes:
+            return offsets.Options.parse(given).filters
+        try:
+            wanted = tuple(dict.fromkeys(check_filter(filter) for filter, _ in self.routes))
+        except RefusedError as error:
+            raise ConfigError("--route", error.text) from None
+        return () if "#" in wanted else wanted
+
+    def tables(self) -> list[Route]:
+        """The tables to land in, each with the filters of its rows."""
+        place = Storage.of(self.table, self.storage)
+        if not self.routes:
+            return [Route(place)]
+        filters: dict[str, tuple[str, ...]] = {}
+        for filter, name in self.routes:
+            if not _NAME.fullmatch(name):
+                raise ConfigError("--route", f"{name!r} is no name of a table in {place.uri}")
+            filters[name] = (*filters.get(name, ()), filter)
+        return [Route(place.beside(f"/{name}"), mine) for name, mine in filters.items()]
 
 
 @dataclass(frozen=True)
@@ -184,11 +208,10 @@ class _Landing:
         self._options = options
         self._filters = options.filters
         self._client = LogClient(options.url, options.token, options.patience)
-        place = Storage.of(options.table, options.storage)
         self._log = self._client.log()  # a broker that is not there is told of first
         self.lake: Lake = lake(
-            [Route(place)],
-            place.beside("_errors"),
+            options.tables(),
+            Storage.of(options.table, options.storage).beside("_errors"),
             options.name,
             ROWS,
             format=options.format,

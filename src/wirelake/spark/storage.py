@@ -35,7 +35,7 @@ class Storage:
     """A place for a table, and how its store is reached."""
 
     uri: str  # an absolute path, or scheme://bucket/path
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
 
     @classmethod
     def of(cls, place: str, options: Mapping[str, str] | None = None) -> Storage:

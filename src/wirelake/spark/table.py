@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 from wirelake.errors import ConfigError, EngineError
+from wirelake.spark.files import Written, folders
 from wirelake.spark.rows import ERRORS, ROWS
 from wirelake.spark.session import spark_errors
 from wirelake.spark.storage import Storage
@@ -67,7 +68,7 @@ def read_errors(spark: SparkSession, place: str | Storage) -> DataFrame:
 
     if not commits.exists(storage) and not storage.files():
         return spark.createDataFrame([], ERRORS_SCHEMA)
-    return _load(spark, storage, None, None, ERRORS_SCHEMA)
+    return _load(spark, storage, None, None, ERRORS)
 
 
 def _load(
@@ -75,25 +76,30 @@ def _load(
     storage: Storage,
     version: int | None,
     as_of: datetime | None,
-    schema: StructType = TABLE_SCHEMA,
+    schema: pa.Schema = ROWS,
 ) -> DataFrame:
-    from wirelake.spark import commits
+    from wirelake.spark import commits, store_reader
 
     if commits.exists(storage):
         table = commits.Table(storage, version=version, as_of=as_of)
-        schema = from_arrow_schema(table.schema)
-        files = table.uris()
+        arrow = table.schema
+        files = table.files()
     else:
         if version is not None or as_of is not None:
             option = "--as-of" if version is None else "--version"
             raise ConfigError(option, f"{storage.uri} is no Delta table, so it has no versions")
-        files = [f"{storage.uri}/{name}" for name in storage.files()]
+        arrow = schema
+        files = [Written(name, 0, 0, folders(name)) for name in storage.files()]
         if not files:
             raise EngineError(f"{storage.uri}: there is no table")
+    kinds = from_arrow_schema(arrow)
     with spark_errors():
         if not files:
-            return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).option("basePath", storage.uri).parquet(*files)
+            return spark.createDataFrame([], kinds)
+        if not storage.is_local:
+            return store_reader.load(spark, storage, files, arrow)
+        paths = [f"{storage.uri}/{file.path}" for file in files]
+        return spark.read.schema(kinds).option("basePath", storage.uri).parquet(*paths)
 
 
 def pattern(filter: str) -> str:
