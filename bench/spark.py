@@ -5,8 +5,10 @@ the best turn counts:
 
 - count: a source that yields one ready-made Arrow batch again and again; our source on a broker of
   its own process, on the same machine, so it has a part of the two cores;
-- land: such a source written to a table as `land` writes it; `land` itself, with everything;
-- both of ours for twice the rows.
+- land: such a source written to Parquet by Spark's own writer; `land` itself, with everything;
+- both of ours for twice the rows;
+- how large the files are, and how fast Spark reads all columns of both;
+- how long a commit takes where the table has 10, 1 000 or 100 000 files.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -34,20 +36,29 @@ from rich.console import Console
 from rich.table import Table
 
 import wirelake
-from bench.goals import HALF, MEMORY, goal
+from bench.goals import HALF, MEMORY, WRITER, goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
 from wirelake.spark import land, register, session
 from wirelake.spark import table as tables
+from wirelake.spark.commits import Landed
+from wirelake.spark.commits import Table as DeltaTable
+from wirelake.spark.files import Written
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Options
+from wirelake.spark.rows import ROWS
 from wirelake.spark.source import schema_of
+from wirelake.spark.storage import Storage
 
 PAYLOAD = 128
 ADDRESSES = 1000
 BATCH = 10_000
 PARTITIONS = 4
 QUICK_ROWS = 4 * BATCH * PARTITIONS
+#: Files that a table has when commits to it are timed, and how many are.
+FILES = (10, 1_000, 100_000)
+QUICK_FILES = (10, 1_000)
+COMMITS = 21
 
 
 def messages() -> pa.RecordBatch:
@@ -167,14 +178,13 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
         ",".join(Options.parse({"url": "http://h:1", "includeHeaders": headers}).columns)
         for headers in ("false", "true")
     )
-    target = folder / "table"
+    target, theirs = folder / "table", folder / "spark"
 
     def memory(columns: str) -> Any:
         return spark.read.format("memory-bench").options(rows=rows, columns=columns).load()
 
     def land_memory() -> None:
-        shutil.rmtree(target, ignore_errors=True)
-        tables.write(memory(whole), str(target))
+        memory(whole).write.mode("overwrite").parquet(str(theirs))
 
     with broker(folder / "data") as (http, kobold):
 
@@ -183,15 +193,19 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
             assert found == counted, found
 
         def land_log() -> None:
-            for place in (target, Path(f"{target}_checkpoint")):
-                shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(target, ignore_errors=True)
             assert land.land(spark, land.Options(http, str(target))) == counted
+
+        def scan(rows: DataFrame) -> None:
+            rows.select(*whole.split(",")).write.format("noop").mode("overwrite").save()
 
         cases: dict[str, Callable[[], object]] = {
             "count, memory": lambda: memory(plain).count(),
             "count, log": count,
-            "land, memory": land_memory,
+            "land, Spark's writer": land_memory,
             "land, log": land_log,
+            "scan, Spark's files": lambda: scan(spark.read.parquet(str(theirs))),
+            "scan, table": lambda: scan(tables.read(spark, str(target))),
         }
         best: dict[str, float] = {}
         counted = rows
@@ -202,6 +216,10 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
             for name, case in cases.items():
                 tell(name)
                 best[name] = min(best.get(name, 1e9), timed(case))
+        sizes = {
+            OURS: sum(file.size for file in DeltaTable(Storage.of(str(target))).files()),
+            WRITER: sum(path.stat().st_size for path in theirs.glob("*.parquet")),
+        }
         counted = 2 * rows
         tell("publishing as many again")
         asyncio.run(fill(kobold, http, counted))
@@ -210,7 +228,34 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
                 twice = f"{name}, twice the rows"
                 tell(twice)
                 best[twice] = min(best.get(twice, 1e9), timed(cases[name]))
-    return {"machine": machine(), "payload": PAYLOAD, "rows": rows, "seconds": best}
+    return {
+        "machine": machine(),
+        "payload": PAYLOAD,
+        "rows": rows,
+        "seconds": best,
+        "bytes": sizes,
+    }
+
+
+def commit_costs(folder: Path, counts: tuple[int, ...], tell: Tell) -> dict[str, float]:
+    """How long a commit takes (ms, the median) where the table has so many files."""
+    costs = {}
+    for count in counts:
+        tell(f"commits to a table of {count:,} files")
+        table = DeltaTable.ensure(Storage.of(str(folder / f"commits-{count}")), ROWS)
+        bounds = '"numRecords": 1, "minValues": {"offset": 1}, "maxValues": {"offset": 2}'
+        for start in range(0, count, 10_000):
+            some = range(start, min(count, start + 10_000))
+            table.append([Written(f"{k:032}.parquet", 1, 1000, {}, f"{{{bounds}}}") for k in some])
+        taken = []
+        for batch in range(COMMITS):
+            file = Written(f"new-{batch}.parquet", 1, 1000, {}, f"{{{bounds}}}")
+            landed = Landed("bench", batch, "log", {0: batch, 1: batch})
+            start_time = time.perf_counter()
+            table.append([file], landed)
+            taken.append((time.perf_counter() - start_time) * 1000)
+        costs[f"commit, {count} files"] = sorted(taken)[COMMITS // 2]
+    return costs
 
 
 def show(console: Console, results: dict[str, Any]) -> None:
@@ -222,9 +267,12 @@ def show(console: Console, results: dict[str, Any]) -> None:
         shown.add_row(name, f"{taken:.1f}", f"{count / taken / 1e6:.2f}")
     console.print(shown)
     for row in rows_of(results):
-        against = row.best
-        console.print(f"{row.name}: {row.ratio(against):.2f} of {against};", end=" ")
-        console.print(f"wanted {goal('spark', row.name)}")
+        wanted = goal("spark", row.name)
+        against = wanted.against if wanted else ""
+        figure = (
+            f"{row.ratio(against):.2f} of {against}" if against else f"{row.ours:.1f} {row.unit}"
+        )
+        console.print(f"{row.name}: {figure}; wanted {wanted or 'nothing in particular'}")
     console.print(results["machine"])
 
 
@@ -232,11 +280,17 @@ def rows_of(results: dict[str, Any]) -> list[Result]:
     """The figures for the one table."""
     seconds, rows = results["seconds"], results["rows"]
     made = []
-    for what in ("count", "land"):
-        ours, memory = (seconds[f"{what}, {whose}"] for whose in ("log", "memory"))
-        made.append(Result(what, "rows/s", {OURS: rows / ours, MEMORY: rows / memory}))
+    for what, other in (("count", MEMORY), ("land", WRITER)):
+        ours, theirs = seconds[f"{what}, log"], seconds[f"{what}, {other}"]
+        made.append(Result(what, "rows/s", {OURS: rows / ours, other: rows / theirs}))
         taken = {OURS: seconds[f"{what}, log, twice the rows"], HALF: ours}
         made.append(Result(f"{what}, twice the rows", "s", taken, less_is_better=True))
+    scans = {OURS: rows / seconds["scan, table"], WRITER: rows / seconds["scan, Spark's files"]}
+    made.append(Result("scan of the table", "rows/s", scans))
+    sizes = {name: size / 2**20 for name, size in results["bytes"].items()}
+    made.append(Result("size of the files", "MiB", sizes, less_is_better=True))
+    for name, cost in results["commits"].items():
+        made.append(Result(name, "ms", {OURS: cost}, less_is_better=True))
     return made
 
 
@@ -248,6 +302,8 @@ def section(tell: Tell, *, quick: bool) -> Outcome:
         with tempfile.TemporaryDirectory() as folder:
             rows, turns = (QUICK_ROWS, 1) if quick else (4_000_000, 3)
             found = measure(spark, Path(folder), rows, turns, tell)
+            files = QUICK_FILES if quick else FILES
+            found["commits"] = commit_costs(Path(folder), files, tell)
     finally:
         spark.stop()
     return Outcome(rows_of(found), details=found)
@@ -265,6 +321,7 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             results = measure(spark, Path(folder), options.rows, options.turns, print)
+            results["commits"] = commit_costs(Path(folder), FILES, print)
     finally:
         spark.stop()
     show(Console(width=None if sys.stdout.isatty() else 120), results)

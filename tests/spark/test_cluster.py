@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
 from tests.http.house import arrow, rows
 from wirelake.message import Message
@@ -220,8 +220,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def landed(place: Path) -> pa.Table:
     """The table, read by somebody else than Spark."""
-    files = [str(path) for path in place.rglob("*.parquet") if "_landing" not in path.parts]
-    found = ds.dataset(files, format="parquet").to_table(columns=SCHEMA.names)
+    found = DeltaTable(str(place)).to_pyarrow_dataset().to_table(columns=SCHEMA.names)
     return found.cast(SCHEMA).sort_by(ORDER)
 
 

@@ -10,24 +10,28 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from tests.spark.packets import START, Wire, pcap
 from tests.wire.reading import write
-from wirelake.errors import EngineError
+from wirelake.errors import ConfigError, EngineError
 from wirelake.message import Message
 from wirelake.spark import table
 from wirelake.spark.decode import (
     Capture,
     Options,
+    Part,
+    Place,
     Result,
     decode,
+    decoded,
     even_step,
     find,
-    messages,
     plan,
 )
+from wirelake.spark.rows import with_folders
 from wirelake.wire.arrow import SCHEMA
 
 CODE = "from wirelake.cli import main; main()"
@@ -57,7 +61,13 @@ def read(spark: SparkSession, target: Path) -> list[dict[str, Any]]:
 
 def errors(spark: SparkSession, target: Path) -> list[Any]:
     """The rows of the side table, in order."""
-    return spark.read.parquet(f"{target}_errors").orderBy("file", "offset").collect()
+    return table.read_errors(spark, f"{target}_errors").orderBy("file", "offset").collect()
+
+
+def messages(parts: list[Part]) -> pa.Table:
+    """The messages of parts, in order."""
+    found = [batch for part in parts for _, batch in decoded(part)]
+    return pa.Table.from_batches(found).sort_by("offset").combine_chunks()
 
 
 @pytest.mark.slow
@@ -65,7 +75,7 @@ def test_every_example_is_in_the_table_as_inspect_shows_it(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     target = tmp_path / "table"
-    result = decode(spark, [str(path) for path in CAPTURES], str(target), Options(step=150))
+    result = decode(spark, [str(path) for path in CAPTURES], Place(str(target)), Options(step=150))
     rows = read(spark, target)
     for number, path in enumerate(CAPTURES):
         shown, _ = inspected(path)
@@ -89,7 +99,7 @@ def test_what_cannot_be_read_stops_nothing_and_is_in_the_side_table(
     good.write_bytes(b"2|0|a|ok")
     paths = [str(file) for file in files]
     target = tmp_path / "table"
-    assert decode(spark, paths, str(target)) == Result(2, 3)
+    assert decode(spark, paths, Place(str(target))) == Result(2, 3)
     assert [(row["partition"], row["payload"]) for row in read(spark, target)] == [
         (0, b"hello"),
         (4, b"ok"),
@@ -127,8 +137,7 @@ def test_a_dump_is_the_same_whether_one_task_indexes_it_or_several(
         alone = plan(Capture(str(dump), 0), options)
         assert (found.messages, found.faults) == (alone.messages, [])
         assert found.messages >= len(given)
-        rows = messages(spark, found.parts).orderBy("offset")
-        assert rows.collect() == messages(spark, alone.parts).orderBy("offset").collect()
+        assert messages(found.parts) == messages(alone.parts)
         assert len(found.parts) > 1
 
 
@@ -153,8 +162,8 @@ def test_packets_and_dumps_go_to_one_table_with_their_times_and_folders(
     packets.write_bytes(pcap([*wire.open(), wire.send(0, asked), wire.send(1, answered)]))
     dump.write_bytes(write([Message("/odd name/x", b"1"), Message("a" * 200, b"2")], "tmq-1.00"))
     target = tmp_path / "table"
-    decode(spark, [str(packets)], str(target), Options(time=1_000_000))
-    decode(spark, [str(dump)], str(target), Options(dialect="tmq-1.00", time=1_000_000))
+    decode(spark, [str(packets)], Place(str(target)), Options(time=1_000_000))
+    decode(spark, [str(dump)], Place(str(target)), Options(dialect="tmq-1.00", time=1_000_000))
     rows = table.read(spark, str(target)).selectExpr(
         "unix_micros(timestamp) as time", "op", "cast(date as string) as date", "level"
     )
@@ -164,12 +173,6 @@ def test_packets_and_dumps_go_to_one_table_with_their_times_and_folders(
         (START + 3000, "request", "2023-11-14", "house"),
         (START + 4000, "reply", "2023-11-14", "_empty"),
     ]
-
-
-def level_of(spark: SparkSession, address: str) -> str:
-    """The folder of an address."""
-    rows: DataFrame = spark.createDataFrame([(address,)], "address string")
-    return str(rows.select(table.level(rows["address"])).collect()[0][0])
 
 
 @pytest.mark.parametrize(
@@ -184,14 +187,17 @@ def level_of(spark: SparkSession, address: str) -> str:
         ("__HIVE_DEFAULT_PARTITION__", "___HIVE_DEFAULT_PARTITION__-df0d920d"),
     ],
 )
-def test_a_folder_has_a_safe_name(spark: SparkSession, address: str, level: str) -> None:
-    assert level_of(spark, address) == level
+def test_a_folder_has_a_safe_name(address: str, level: str) -> None:
+    names = [*SCHEMA.names]
+    row = {name: [None] for name in names} | {"address": [address], "timestamp": [0]}
+    rows = pa.table({name: pa.array(row[name], SCHEMA.field(name).type) for name in names})
+    assert with_folders(rows)["level"].to_pylist() == [level]
 
 
 def test_a_table_keeps_the_schema_of_the_log(spark: SparkSession, tmp_path: Path) -> None:
     target = tmp_path / "table"
-    decode(spark, [str(CAPTURES[0])], str(target))
-    written = spark.read.parquet(str(target))
+    decode(spark, [str(CAPTURES[0])], Place(str(target)))
+    written = table.read(spark, str(target))
     assert written.schema.names == [*SCHEMA.names, "date", "level"]
     kinds = {field.name: field.dataType for field in written.schema.fields}
     assert {name: kinds[name] for name in SCHEMA.names} == {
@@ -199,37 +205,55 @@ def test_a_table_keeps_the_schema_of_the_log(spark: SparkSession, tmp_path: Path
     }
 
 
+@pytest.mark.parametrize("format", ["delta", "parquet"])
 def test_overwriting_replaces_the_table_and_adding_does_not(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, format: str
 ) -> None:
     dump, target = tmp_path / "dump", str(tmp_path / "table")
+    place = Place(target, format)
     dump.write_bytes(b"2|0|a|ok!")
     for _ in range(2):
-        decode(spark, [str(dump)], target)
+        decode(spark, [str(dump)], place)
     assert (table.read(spark, target).count(), len(errors(spark, Path(target)))) == (2, 2)
     dump.write_bytes(b"2|0|a|ok")
-    decode(spark, [str(dump)], target, overwrite=True)
+    decode(spark, [str(dump)], place, overwrite=True)
     assert (table.read(spark, target).count(), len(errors(spark, Path(target)))) == (1, 0)
 
 
-def test_other_formats_are_written_too(spark: SparkSession, tmp_path: Path) -> None:
-    target = str(tmp_path / "table")
-    decode(spark, [str(CAPTURES[0])], target, format="orc")
-    assert table.read(spark, target, format="orc").count() > 0
-    with pytest.raises(EngineError, match="no-such-format"):
-        decode(spark, [str(CAPTURES[0])], target, format="no-such-format")
+def test_other_formats_and_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'orc' is neither delta nor parquet"):
+        Place(str(tmp_path), "orc")
+    with pytest.raises(ConfigError, match="payload is neither of date, level"):
+        Place(str(tmp_path), partition_by=("payload",))
 
 
-def test_a_file_that_changes_after_the_index_fails_the_job_with_the_reason(
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_a_file_that_changes_after_the_index_fails_the_job_and_adds_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    dump, other, target = tmp_path / "dump", tmp_path / "other", tmp_path / "table"
+    other.write_bytes(b"2|0|a|ok")
+    decode(spark, [str(other)], Place(str(target), format))
+    dump.write_bytes(b"2|0|a|ok" * 10)
+    plans = [plan(Capture(str(path), k)) for k, path in enumerate((other, dump))]
+    dump.write_bytes(b"2|0|a|ok" * 4 + b"x|0|a|ok" * 6)
+    monkeypatch.setattr("wirelake.spark.decode.find", lambda *_: plans)
+    with pytest.raises(EngineError, match="capture 1 has changed while it was read"):
+        decode(spark, [str(other), str(dump)], Place(str(target), format))
+    assert table.read(spark, str(target)).count() == 1
+
+
+def test_a_message_that_no_reader_would_take_is_in_the_side_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    dump = tmp_path / "dump"
-    dump.write_bytes(b"2|0|a|ok" * 10)
-    found = plan(Capture(str(dump), 0))
-    dump.write_bytes(b"2|0|a|ok" * 4 + b"x|0|a|ok" * 6)
-    rows = messages(spark, found.parts)
-    with pytest.raises(EngineError, match="capture 0 has changed while it was read"):
-        table.write(rows, str(tmp_path / "table"))
+    dump, target = tmp_path / "dump", tmp_path / "table"
+    dump.write_bytes(write([Message("house/door", b"open")], "tmq-1.00"))
+    result = decode(spark, [str(dump)], Place(str(target)), Options("tmq-1.00", time=2**60))
+    assert result == Result(1, 1)
+    assert read(spark, target) == []
+    (error,) = errors(spark, target)
+    assert error["reason"] == "message 0: a time that no calendar has"
+    assert (error["file"], error["offset"], bytes(error["excerpt"])) == (str(dump), 0, b"open")
 
 
 @pytest.mark.slow

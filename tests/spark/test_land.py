@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from tests.http.house import House, arrow, rows
 from wirelake.config import CaptureSettings
 from wirelake.errors import ConfigError, EngineError
 from wirelake.message import Message
-from wirelake.spark import commits, table
-from wirelake.spark.commits import Commits
-from wirelake.spark.land import Options, Step, land
+from wirelake.spark import commits, direct, lakes, table
+from wirelake.spark.append_only import AppendOnly
+from wirelake.spark.commits import Table
+from wirelake.spark.land import Options, Step, cut, land
+from wirelake.spark.offsets import Range
+from wirelake.spark.rows import FOLDERS
+from wirelake.spark.storage import Storage
 from wirelake.wire import FrameTable
 
 ORDER = [("partition", "ascending"), ("offset", "ascending")]
@@ -55,7 +61,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def landed(spark: SparkSession, place: Path) -> pa.Table:
-    found = table.read(spark, str(place)).drop(*table.FOLDERS)
+    found = table.read(spark, str(place)).drop(*FOLDERS)
     return found.toArrow().sort_by(ORDER)
 
 
@@ -63,8 +69,8 @@ def same(found: pa.Table, wanted: pa.Table) -> bool:
     return bool(found.cast(wanted.schema).equals(wanted))
 
 
-def files(place: Path, ending: str = "parquet") -> list[Path]:
-    return [one for one in place.rglob(f"*.{ending}") if commits.STAGING not in one.parts]
+def on_disk(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.parquet"))
 
 
 # Landing
@@ -84,26 +90,52 @@ def test_the_table_is_the_log_and_each_run_adds_what_is_new(
     publish(house, 10, first=1000)
     assert land(spark, options) == 10
     assert same(landed(spark, place), logged(house))
-    levels = {one.parent.name for one in files(place)}
-    assert levels == {"level=level0", "level=level1", "level=level2"}
     (progress,) = house.get("/v1/progress").json["queries"]
     assert (progress["query"], progress["lag"]) == ("land-messages", 0)
-    assert not list((place / commits.STAGING).iterdir())
+    assert len(on_disk(place)) == 4  # small batches are one file each, and no file is left over
+    assert not (tmp_path / "lake" / "messages_errors").exists()
 
 
-def test_other_formats_and_some_addresses_can_be_landed(
+def test_what_was_landed_and_where_to_go_on_stands_in_the_commit(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    place = tmp_path / "table"
+    publish(house, 30)
+    land(spark, Options(house.url, str(place)))
+    newest = DeltaTable(str(place)).history(1)[0]
+    noted = newest["wirelake"]
+    ends = {str(one["partition"]): one["next"] for one in house.get("/v1/log").json["partitions"]}
+    assert (noted["query"], noted["batch"]) == ("land-table", 0)
+    assert noted["offsets"] == {p: at for p, at in ends.items() if at}
+    assert noted["log"] == house.get("/v1/log").json["log"]
+    opened = DeltaTable(str(place))
+    assert opened.transaction_version("wirelake:land-table") == 0
+    (action,) = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
+    assert action["num_records"] == 30
+    assert (action["min.address"], action["max.address"]) == ("level0/a", "level2/a")
+    assert action["min.timestamp"] <= action["max.timestamp"]
+
+
+def test_some_addresses_can_be_landed_and_the_rest_is_not_read_again(
     spark: SparkSession, house: House, tmp_path: Path
 ) -> None:
     publish(house, 300)
     place = tmp_path / "table"
-    options = Options(house.url, str(place), subscribe="level1/#", format="orc")
+    options = Options(house.url, str(place), subscribe="level1/#")
     assert land(spark, options) == 100
-    found = spark.read.format("orc").load(str(place))
-    assert {row.address for row in found.collect()} == {"level1/a"}
+    assert set(landed(spark, place)["address"].to_pylist()) == {"level1/a"}
+    publish(house, 2, first=302)  # addresses level2 and level0
+    assert land(spark, options) == 0
+    ends = {one["partition"]: one["next"] for one in house.get("/v1/log").json["partitions"]}
+    opened = DeltaTable(str(place))
+    log = house.get("/v1/log").json["log"]
+    noted = {p: opened.transaction_version(f"wirelake:land-table:{log}:{p}") or 0 for p in ends}
+    assert noted == ends
 
 
+@pytest.mark.parametrize("format", ["delta", "parquet"])
 def test_rows_without_a_place_go_to_the_side_table(
-    spark: SparkSession, house: House, tmp_path: Path
+    spark: SparkSession, house: House, tmp_path: Path, format: str
 ) -> None:
     publish(house, 10)
     bad = FrameTable()
@@ -111,64 +143,16 @@ def test_rows_without_a_place_go_to_the_side_table(
     house.call(lambda: house.engine.append(bad, None, 2**60, b""))
     publish(house, 10, first=10)  # its times do not go back, so these have none either
     place = tmp_path / "table"
-    assert land(spark, Options(house.url, str(place))) == 21
-    side = spark.read.schema(table.ERRORS_SCHEMA).parquet(table.side_table(str(place))).collect()
+    assert land(spark, Options(house.url, str(place), format=format)) == 21
+    side = table.read_errors(spark, table.side_table(str(place))).collect()
     assert len(landed(spark, place)) + len(side) == 21
     (row,) = [one for one in side if bytes(one.excerpt) == b"x" * 64]
     assert row.reason == "a time that no calendar has"
     assert row.file.startswith("log/")
+    assert land(spark, Options(house.url, str(place), format=format)) == 0
 
 
-def test_small_files_become_few(spark: SparkSession, house: House, tmp_path: Path) -> None:
-    place = tmp_path / "table"
-    options = Options(house.url, str(place), batch_rows=100, few_files=4)
-    publish(house, 1000)
-    land(spark, options)
-    assert len(files(place)) <= 3 * 4
-    assert same(landed(spark, place), logged(house))
-    assert not list((tmp_path / "table_checkpoint" / "landed").glob("compaction*"))
-
-
-def test_files_stay_while_one_of_our_jobs_reads_them(spark: SparkSession, tmp_path: Path) -> None:
-    place = tmp_path / "table"
-    for batch in range(3):
-        commit(spark, place, batch, 2 * batch, compacts=False)
-    rows = spark.read.schema("partition int, offset long").parquet(str(place))  # lists the files
-    with commits.reading(spark, str(place)):
-        commit(spark, place, 3, 6)
-        assert len(files(place)) == 4
-        assert rows.count() == 3
-    assert not list((place / "_landing" / "readers").iterdir())
-    # One that has died is not waited for.
-    (place / "_landing" / "readers" / "1700000000-gone").touch()
-    commit(spark, place, 4, 8)
-    assert len(files(place)) == 1
-    assert numbers(spark, place) == [0, 2, 4, 6, 8]
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_reading_leaves_no_trace_where_nobody_lands(
-    spark: SparkSession, tmp_path: Path, made: bool
-) -> None:
-    place = tmp_path / "table"
-    if made:
-        place.mkdir()
-    with commits.reading(spark, str(place)):
-        assert list(tmp_path.rglob("*")) == [place] * made
-
-
-def test_two_do_not_land_with_one_checkpoint(
-    spark: SparkSession, house: House, tmp_path: Path
-) -> None:
-    options = Options(house.url, str(tmp_path / "table"))
-    other = Commits(spark, options.table, f"{options.home}/landed")
-    publish(house, 10)
-    with other.alone(), pytest.raises(EngineError, match="another process lands"):
-        land(spark, options)
-    assert land(spark, options) == 10
-
-
-def test_rows_that_the_log_has_deleted_stop_it_or_are_noted(
+def test_rows_that_the_log_has_deleted_stop_it_or_are_noted_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     place = tmp_path / "table"
@@ -180,25 +164,257 @@ def test_rows_that_the_log_has_deleted_stop_it_or_are_noted(
         publish(second, 300)  # more than was read, so that offsets alone would not tell
         with pytest.raises(EngineError, match="was its data replaced"):
             land(spark, Options(second.url, str(place)))
-        assert land(spark, Options(second.url, str(place), skip_lost=True)) == 300
-    side = spark.read.schema(table.ERRORS_SCHEMA).parquet(table.side_table(str(place))).collect()
+        for rows_landed in (300, 0):
+            options = Options(second.url, str(place), skip_lost=True)
+            assert land(spark, options) == rows_landed
+        partitions = len(second.get("/v1/log").json["partitions"])
+    side = table.read_errors(spark, table.side_table(str(place))).collect()
     assert {row.reason.partition(" was replaced")[1] for row in side} == {" was replaced"}
+    assert len(side) == partitions
 
 
-def test_a_table_format_with_its_own_commits_takes_a_batch_once(
+@pytest.mark.parametrize("folders", [("date",), ("date", "level")])
+def test_a_table_can_have_folders(
+    spark: SparkSession, house: House, tmp_path: Path, folders: tuple[str, ...]
+) -> None:
+    place = tmp_path / "table"
+    publish(house, 300)
+    land(spark, Options(house.url, str(place), partition_by=folders))
+    assert same(landed(spark, place), logged(house))
+    names = {path.parent.name for path in on_disk(place)}
+    if "level" in folders:
+        assert names == {"level=level0", "level=level1", "level=level2"}
+    else:
+        assert all(name.startswith("date=2") for name in names)
+    assert DeltaTable(str(place)).metadata().partition_columns == list(folders)
+    found = DeltaTable(str(place)).to_pyarrow_dataset().to_table()
+    assert set(found["level"].to_pylist()) == {"level0", "level1", "level2"}
+    # Whoever lands next need not say it again.
+    publish(house, 30)
+    land(spark, Options(house.url, str(place)))
+    assert same(landed(spark, place), logged(house))
+
+
+def test_folders_by_other_columns_are_refused(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="payload is neither of date, level"):
+        land(spark, Options(house.url, str(tmp_path / "t"), partition_by=("payload",)))
+    with pytest.raises(ConfigError, match="'orc' is neither delta nor parquet"):
+        land(spark, Options(house.url, str(tmp_path / "t"), format="orc"))
+
+
+def test_a_folder_that_has_something_else_is_left_alone(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    publish(house, 3)
+    delta, parquet = tmp_path / "delta", tmp_path / "parquet"
+    land(spark, Options(house.url, str(delta)))
+    land(spark, Options(house.url, str(parquet), format="parquet"))
+    with pytest.raises(ConfigError, match="is a Delta table"):
+        land(spark, Options(house.url, str(delta), format="parquet"))
+    with pytest.raises(ConfigError, match="has Parquet files and is no Delta table"):
+        land(spark, Options(house.url, str(parquet)))
+
+
+def test_two_queries_land_in_one_table(spark: SparkSession, house: House, tmp_path: Path) -> None:
+    place = str(tmp_path / "table")
+    publish(house, 300)
+    first = Options(house.url, place, subscribe="level0/#", query="zero")
+    other = Options(house.url, place, subscribe="level1/#", query="one")
+    assert (land(spark, first), land(spark, other), land(spark, first)) == (100, 100, 0)
+    assert table.read(spark, place).count() == 200
+
+
+def test_a_batch_is_cut_evenly_into_few_tasks() -> None:
+    found = [Range(0, 10, 20), Range(1, 0, 5)]
+    assert cut(found, 8) == ((Range(0, 10, 20), Range(1, 0, 5)),)
+    large = [Range(0, 0, 900_001), Range(1, 7, 100_007)]
+    for most in (1, 3, 4, 100):
+        tasks = cut(large, most)
+        assert len(tasks) == min(most, 11)
+        sizes = [sum(map(len, task)) for task in tasks]
+        assert sum(sizes) == 1_000_001
+        assert max(sizes) - min(sizes) <= 2
+        pieces = [one for task in tasks for one in task]
+        for whole in large:
+            mine = [one for one in pieces if one.partition == whole.partition]
+            ends = [whole.start, *(one.stop for one in mine)]
+            assert [one.start for one in mine] == ends[:-1]
+            assert ends[-1] == whole.stop
+
+
+# A table for each filter
+
+
+ROUTES = (("level0/#", "zero"), ("level1/+", "some"), ("level0/a", "some"))
+
+
+def routed(house: House, filters: tuple[str, ...]) -> pa.Table:
+    rows_of_log = logged(house)
+    wanted = [one[:6] in filters for one in rows_of_log["address"].to_pylist()]
+    return rows_of_log.filter(pa.array(wanted))
+
+
+def test_each_filter_has_its_table(spark: SparkSession, house: House, tmp_path: Path) -> None:
+    options = Options(house.url, str(tmp_path / "lake"), routes=ROUTES, batch_rows=70)
+    for _ in range(2):
+        publish(house, 90)
+        assert land(spark, options) == 60
+        assert same(landed(spark, tmp_path / "lake" / "zero"), routed(house, ("level0",)))
+        both = routed(house, ("level0", "level1"))
+        assert same(landed(spark, tmp_path / "lake" / "some"), both)
+    assert land(spark, options) == 0
+    everything = replace(options, routes=(("#", "all"),))
+    assert land(spark, everything) == 180
+    assert same(landed(spark, tmp_path / "lake" / "all"), logged(house))
+
+
+def test_a_driver_that_dies_between_the_commits_of_two_tables_fills_both_once(
     spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wirelake.spark.land.FILE_FORMATS", ())
-    place = tmp_path / "table"
-    options = Options(house.url, str(place), batch_rows=150)
-    publish(house, 300)
-    assert land(spark, options) == 300
-    # The last batch is in the table, but Spark does not know of it.
-    newest = max((tmp_path / "table_checkpoint" / "commits").glob("[0-9]"))
-    newest.unlink()
-    (newest.parent / f".{newest.name}.crc").unlink()
+    options = Options(house.url, str(tmp_path / "lake"), routes=ROUTES)
+    real = Table.append
+    for last in range(1, 4):
+        publish(house, 30)
+        commits_left = last
+
+        def dying(self: Table, *args: Any) -> None:
+            nonlocal commits_left
+            commits_left -= 1
+            if not commits_left:
+                raise Crash
+            real(self, *args)
+
+        monkeypatch.setattr(Table, "append", dying)
+        if last < 3:
+            with pytest.raises(Crash):
+                land(spark, options)
+        else:
+            land(spark, options)
+    monkeypatch.setattr(Table, "append", real)
     land(spark, options)
+    assert same(landed(spark, tmp_path / "lake" / "zero"), routed(house, ("level0",)))
+    assert same(landed(spark, tmp_path / "lake" / "some"), routed(house, ("level0", "level1")))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"routes": (("a/#/b", "t"),)}, "--route: `#` is the last level"),
+        ({"routes": (("a", "../t"),)}, "'../t' is no name of a table"),
+        ({"routes": (("a", "t"),), "subscribe": "b"}, "with --route only"),
+        ({"routes": (("a", "t"), ("b", "u")), "format": "parquet"}, "need --format delta"),
+    ],
+)
+def test_routes_that_cannot_be_are_refused(
+    spark: SparkSession, house: House, tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        land(spark, Options(house.url, str(tmp_path / "lake"), **options))
+
+
+# Parquet
+
+
+def test_plain_parquet_is_files_that_are_only_added(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    place = tmp_path / "table"
+    options = Options(house.url, str(place), format="parquet", batch_rows=400)
+    publish(house, 1000)
+    assert land(spark, options) == 1000
+    before = on_disk(place)
+    assert len(before) == 3
+    publish(house, 10)
+    assert land(spark, options) == 10
+    assert set(before) < set(on_disk(place))
     assert same(landed(spark, place), logged(house))
+    found = ds.dataset(str(place), format="parquet", ignore_prefixes=["_", "."])
+    assert found.count_rows() == 1010
+
+
+def test_two_do_not_land_in_one_parquet_folder(
+    spark: SparkSession, house: House, tmp_path: Path
+) -> None:
+    options = Options(house.url, str(tmp_path / "table"), format="parquet")
+    publish(house, 10)
+    other = AppendOnly(Storage.of(options.table), "other")
+    with other.alone(), pytest.raises(EngineError, match="another process lands in"):
+        land(spark, options)
+    assert land(spark, options) == 10
+
+
+# Two drivers
+
+
+def in_between(monkeypatch: pytest.MonkeyPatch, other: Callable[[], object], at: int = 0) -> None:
+    """Have something done after a batch was written and before it is committed."""
+    real, calls = direct.run, 0
+
+    def run(spark: SparkSession, works: Any) -> Any:
+        nonlocal calls
+        done = real(spark, works)
+        calls += 1
+        if calls == at + 1:
+            other()
+        return done
+
+    monkeypatch.setattr(direct, "run", run)
+
+
+@pytest.mark.parametrize("go_on", [False, True])
+def test_of_two_drivers_one_commit_wins_and_the_other_says_so(
+    spark: SparkSession,
+    house: House,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    go_on: bool,
+) -> None:
+    options = Options(house.url, str(tmp_path / "table"), go_on=go_on)
+    publish(house, 100)
+    land(spark, options)
+    publish(house, 50)
+
+    def faster() -> None:
+        assert land(spark, options) == 50
+        publish(house, 7)
+
+    in_between(monkeypatch, faster)
+    if go_on:
+        assert land(spark, replace(options, once=False), stopped=rows_are(tmp_path, 157)) == 7
+        assert "another process has landed batch 1" in caplog.text
+    else:
+        with pytest.raises(EngineError, match="another process has landed batch 1 of land-table"):
+            land(spark, options)
+        assert land(spark, options) == 7
+    assert same(landed(spark, tmp_path / "table"), logged(house))
+
+
+def rows_are(tmp_path: Path, count: int) -> Callable[[], bool]:
+    return lambda: DeltaTable(str(tmp_path / "table")).count() == count
+
+
+def test_two_drivers_that_make_the_table_are_one_table(
+    spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = str(tmp_path / "table")
+    publish(house, 10)
+    first = {"yes": True}
+    real = commits.exists
+
+    def not_yet(storage: Storage) -> bool:
+        """Nobody sees a table before the other one has made it."""
+        if storage.uri == place and first.pop("yes", False):
+            land(spark, Options(house.url, place))
+            return False
+        return real(storage)
+
+    monkeypatch.setattr(commits, "exists", not_yet)
+    publish(house, 5)
+    assert land(spark, Options(house.url, place)) == 0
+    assert table.read(spark, place).count() == 15
 
 
 # Crashes
@@ -208,93 +424,125 @@ class Crash(BaseException):
     """The process is gone; nothing is tidied up."""
 
 
-def numbers(spark: SparkSession, place: Path) -> list[int]:
-    if not files(place):
-        return []
-    found = spark.read.schema("partition int, offset long").parquet(str(place))
-    return sorted(row.offset for row in found.collect())
+def append_bad(house: House, time: int) -> None:
+    """Two rows that have no place in a table."""
+    bad = FrameTable()
+    bad.fill([Message(address="level0/b", payload=b"bad")] * 2, "http")
+    house.call(lambda: house.engine.append(bad, None, time, b""))
 
 
-def some(spark: SparkSession, *offsets: int) -> DataFrame:
-    values = [(0, offset, f"level{offset % 2}") for offset in offsets]
-    return spark.createDataFrame(values, "partition int, offset long, level string")
+#: The steps of a batch after which nothing is the same.
+STEPS: dict[str, list[tuple[Any, str]]] = {
+    "delta": [
+        (Table, "_commit"),
+        (Table, "ensure"),
+        (Table, "refresh"),
+        (direct, "run"),
+        (lakes.DeltaLake, "commit"),
+        (lakes.DeltaLake, "begin"),
+    ],
+    "parquet": [
+        (Storage, "write"),
+        (direct, "run"),
+        (lakes.ParquetLake, "commit"),
+        (lakes.ParquetLake, "begin"),
+    ],
+}
 
 
-def commit(
-    spark: SparkSession, place: Path, batch: int, *offsets: int, compacts: bool = True
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_driver_that_dies_at_any_step_of_a_commit_lands_all_rows_once(
+    spark: SparkSession,
+    house: House,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
+    after: bool,
 ) -> None:
-    """Commit a batch as land does: rows in folders."""
-    rows = some(spark, *offsets)
-    made = Commits(spark, str(place), f"{place}_home")
-    made.recover()
-    made.commit(
-        batch,
-        lambda staging: rows.coalesce(1).write.partitionBy("level").parquet(staging),
-        lambda file: f"{place}/{file.folder}",
-    )
-    made.compact(
-        f"{place}/level=level0",
-        lambda paths: spark.read.schema("partition int, offset long").parquet(*paths),
-        "parquet",
-        few=3 if compacts else 1000,
-    )
-
-
-def test_a_commit_that_dies_anywhere_is_whole_when_it_is_run_again(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Let every call that changes a file be the last one, one after the other."""
+    """Let every step be the last one, before or after it is done; with bad rows in all batches."""
+    place = tmp_path / "table"
+    options = Options(house.url, str(place), format=format, compact=False)
     left = 0
 
-    def dying(name: str) -> Any:
-        real = getattr(commits.Files, name)
-
-        def call(self: commits.Files, *args: Any) -> None:
+    def dying(real: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
             nonlocal left
             left -= 1
-            if left == 0:
+            is_last = left == 0
+            if is_last and not after:
                 raise Crash
-            real(self, *args)
+            done = real(*args, **named)
+            if is_last:
+                raise Crash
+            return done
 
         return call
 
-    for name in ("move", "delete", "write"):
-        monkeypatch.setattr(commits.Files, name, dying(name))
-    place = tmp_path / "table"
+    for owner, name in STEPS[format]:
+        real = getattr(owner, name)
+        made = dying(real)
+        monkeypatch.setattr(owner, name, staticmethod(made) if hasattr(real, "__self__") else made)
     crashes = 0
-    done: list[int] = []
-    for batch in range(4):
-        mine = [2 * batch, 2 * batch + 1]
-        for at in range(1, 100):
+    later = 2**60
+    published = 0
+    for turn in range(2):
+        publish(house, 20, first=published)
+        append_bad(house, later + turn)
+        published += 22
+        for at in range(1, 40):
             left = at
             try:
-                commit(spark, place, batch, *mine)
+                land(spark, options)
             except Crash:
                 crashes += 1
+                publish(house, 1, first=1000 + at)  # so that a batch is never planned as before
+                published += 1
                 continue
-            break
-        done += mine
-        assert numbers(spark, place) == done
-    assert crashes > 15
-    assert len(files(place)) < 8
-    assert not list((place / commits.STAGING).iterdir())
+            if left > 0:
+                break
+    left = 0
+    land(spark, options)
+    good = [(row.partition, row.offset) for row in table.read(spark, str(place)).collect()]
+    side = table.read_errors(spark, table.side_table(str(place))).collect()
+    wrong = [(int(row.file.partition("/")[2]), row.offset) for row in side]
+    assert crashes > 8
+    assert len(good) + len(wrong) == published
+    assert len({*good, *wrong}) == published
 
 
-def test_a_checkpoint_that_belongs_to_another_table_is_refused(
-    spark: SparkSession, tmp_path: Path
+def test_a_commit_whose_answer_was_lost_is_no_conflict(
+    spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit(spark, tmp_path / "table", 0, 1)
-    other = Commits(spark, str(tmp_path / "other"), f"{tmp_path / 'table'}_home")
-    with pytest.raises(ConfigError, match=f"belongs to the table .*{tmp_path / 'table'}"):
-        other.recover()
+    publish(house, 10)
+    real = Table._commit
+
+    def unheard(self: Table, *args: Any) -> None:
+        real(self, *args)
+        raise OSError("the connection was reset")
+
+    monkeypatch.setattr(Table, "_commit", unheard)
+    assert land(spark, Options(house.url, str(tmp_path / "table"))) == 10
+    assert table.read(spark, str(tmp_path / "table")).count() == 10
 
 
-def test_a_manifest_is_forgotten_once_the_next_batch_has_one(
-    spark: SparkSession, tmp_path: Path
+def test_a_task_that_dies_leaves_files_that_nobody_sees(
+    spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "table"
-    for batch in range(2):
-        commit(spark, place, batch, batch)
-    names = [one.name for one in Path(f"{place}_home").glob("*.json")]
-    assert names == ["batch-1.json"]
-    assert json.loads((Path(f"{place}_home") / names[0]).read_text())["moves"]
+    options = Options(house.url, str(place))
+    publish(house, 10)
+
+    def crash() -> None:
+        raise Crash
+
+    in_between(monkeypatch, crash)
+    with pytest.raises(Crash):
+        land(spark, options)
+    assert len(on_disk(place)) == 1
+    assert table.read(spark, str(place)).count() == 0
+    assert land(spark, options) == 10
+    assert len(on_disk(place)) == 2
+    gone = Table(Storage.of(str(place))).vacuum(0)
+    assert len(gone) == 1
+    assert same(landed(spark, place), logged(house))

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 import wirelake
 from tests.http.house import House, arrow, rows
+from tests.spark.tables import make
 from wirelake import testing
 from wirelake.cli import app
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Message
-from wirelake.spark import sql, table
+from wirelake.spark import sql
 from wirelake.spark.replay import Options, Step, replay
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -61,9 +62,7 @@ def lake(
         | columns
         for number, (seconds, address, payload) in enumerate(messages)
     ]
-    ordered = [tuple(one[name] for name in table.LOG_SCHEMA.names) for one in values]
-    found = spark.createDataFrame(ordered, table.LOG_SCHEMA)
-    table.write(found.repartition(3), str(place))
+    make(place, values, files=3)
     return str(place)
 
 
@@ -188,11 +187,16 @@ def test_values_are_shown_to_people_and_programs() -> None:
         (["replay", "--table", "t", "--to", "kobold-2://h", "--filter", "a/#/b"], "--filter"),
         (["replay", "--table", "t", "--to", "kobold-2://h", "--from", "noon"], "--from"),
         (["sql", "SELECT 1", "--json", "--csv"], "exclude"),
+        (["sql", "SELECT 1", "--version", "1", "--as-of", "2026-01-31"], "exclude"),
+        (["sql", "SELECT 1", "--table", "t", "--as-of", "noon"], "--as-of"),
+        (["compact", "--table", "t", "--sort", "address", "--z-order"], "exclude"),
+        (["vacuum", "--table", "t", "--keep", "10m"], "an hour is the least"),
+        (["vacuum", "--table", "no-such-table"], "there is no table"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_told_before_spark_is_started(arguments: list[str], text: str) -> None:
     result = CliRunner().invoke(app, ["lake", *arguments])
-    assert result.exit_code == 2
+    assert result.exit_code == (1 if "no-such-table" in arguments else 2)
     assert text in result.output
 
 
@@ -218,6 +222,10 @@ def test_the_commands_land_ask_and_replay(tmp_path: Path, broker: testing.Broker
     assert run(app, [*asked, "--csv"]).output.splitlines() == ["address,count", "a,1", "b,2"]
     found = [json.loads(line) for line in run(app, [*asked, "--json"]).output.splitlines()]
     assert found == [{"address": "a", "count": 1}, {"address": "b", "count": 2}]
+    before = run(app, [*asked, "--version", "0", "--csv"])
+    assert before.output.splitlines() == ["address,count"]
+    gone = run(app, [*asked, "--version", "99"])
+    assert (gone.exit_code, "has no version 99" in gone.output) == (1, True)
     wrong = run(app, ["lake", "sql", "SELECT colour FROM lake", "--table", place])
     assert wrong.exit_code == 1
     assert "colour" in wrong.output

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark.tables import make
 from wirelake.address import matches
 from wirelake.errors import EngineError
 from wirelake.spark import table
@@ -31,6 +32,11 @@ def row(seconds: float, address: str, op: str = "publish", **fields: Any) -> dic
     """A row of the log, so many seconds after noon."""
     time = NOON + timedelta(seconds=seconds)
     return {**DEFAULTS, "timestamp": time, "address": address, "op": op, **fields}
+
+
+def numbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows with the offsets that `frame` gives them."""
+    return [{**one, "offset": number} for number, one in enumerate(rows)]
 
 
 def frame(spark: SparkSession, rows: list[dict[str, Any]]) -> DataFrame:
@@ -202,7 +208,7 @@ def test_the_page_is_whole_by_itself_and_shows_text_as_text(numbers: dict[str, A
 
 
 def test_an_empty_table_gives_a_page_that_says_so(spark: SparkSession, tmp_path: Path) -> None:
-    table.write(frame(spark, []), str(tmp_path / "table"))
+    make(tmp_path / "table", [])
     numbers = report(table.read(spark, str(tmp_path / "table")))
     assert numbers["messages"] == 0
     assert "No messages" in page(numbers)
@@ -220,7 +226,7 @@ def test_a_report_can_be_of_some_time_and_some_addresses(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     target = str(tmp_path / "table")
-    table.write(frame(spark, ROWS), target)
+    make(target, numbered(ROWS))
     rows = table.read(
         spark,
         target,
@@ -247,7 +253,7 @@ def test_the_command_line_writes_the_page_and_the_same_numbers(
     spark: SparkSession, tmp_path: Path, numbers: dict[str, Any]
 ) -> None:
     target, out, file = tmp_path / "table", tmp_path / "out.html", tmp_path / "out.json"
-    table.write(frame(spark, ROWS), str(target))
+    make(target, numbered(ROWS))
     arguments = ["lake", "report", "--table", str(target), "--out", str(out), "--json", str(file)]
     result = subprocess.run(
         [sys.executable, "-c", "from wirelake.cli import main; main()", *arguments],

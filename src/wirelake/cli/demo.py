@@ -35,8 +35,6 @@ from wirelake.wire import DIALECTS
 LINES, LOOK = 5.0, 0.25
 #: A pipeline that lands nothing for so many seconds is not waited for any longer.
 STUCK = 120.0
-#: A pipeline that makes one file of many may take them away while the report is reading.
-TRIES = 3
 
 
 def demo(
@@ -248,14 +246,7 @@ def _report(http: _Http, table: Path, out: Path, began: float) -> None:
             typer.echo("landing what was said", err=True)
             lake.land(url=http.url, table=str(table), once=True, token=http.token)
     typer.echo("writing the report", err=True)
-    for left in reversed(range(TRIES if is_landing else 1)):
-        try:
-            lake.report(table=str(table), out=out)
-            break
-        except typer.Exit:
-            if not left:
-                raise
-            typer.echo("the table may have changed while it was read: once more", err=True)
+    lake.report(table=str(table), out=out)
     page = out.resolve().as_uri()
     typer.echo(f"see {page}")
     if sys.stdout.isatty() and ("DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ):

@@ -9,8 +9,9 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,13 +29,39 @@ from wirelake.wire import Dialect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from wirelake.spark.storage import Storage as Place
+
 STDOUT = Path("-")
+
+
+class OnConflict(StrEnum):
+    """What landing does where another process lands the same."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
 
 app = typer.Typer(help="Captures and logs as tables, on Spark.", no_args_is_help=True)
 
 Table = Annotated[str, typer.Option("--table", metavar="DIR", help="Where the table is.")]
 Format = Annotated[
-    str, typer.Option("--format", help="Any table format that your Spark has: delta, iceberg, …")
+    str,
+    typer.Option("--format", help="delta; or parquet: files that are only ever added."),
+]
+Storage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage",
+        metavar="NAME=VALUE",
+        help="How an object store is reached, as in AWS_REGION=eu-west-1; else by the environment.",
+    ),
+]
+PartitionBy = Annotated[
+    str,
+    typer.Option(
+        metavar="COLUMNS",
+        help="Folders of a new table: `none`, `date`, `level` or `date,level`.",
+    ),
 ]
 Master = Annotated[
     str, typer.Option("--master", help="Where Spark runs; without it, on this machine.")
@@ -68,7 +95,9 @@ def decode(
     errors: Annotated[
         str, typer.Option(metavar="DIR", help="Where the side table is. [default: DIR_errors]")
     ] = "",
-    format: Format = "parquet",
+    format: Format = "delta",
+    partition_by: PartitionBy = "none",
+    storage: Storage = None,
     master: Master = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> None:
@@ -88,7 +117,6 @@ def decode(
             fail(f"{file}: no such file", USAGE)
     with _spark("wirelake lake decode", master) as spark:
         from wirelake.spark import decode as job
-        from wirelake.spark import table as tables
         from wirelake.spark.flows import Ports
 
         options = job.Options(
@@ -97,17 +125,15 @@ def decode(
             time=_micros("--time", time),
             step=split << 20,
         )
-        side = errors or tables.side_table(table)
+        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage))
         paths = [str(file) for file in files]
-        result = job.decode(
-            spark, paths, table, options, format=format, errors=side, overwrite=overwrite
-        )
+        result = job.decode(spark, paths, place, options, overwrite=overwrite)
     if as_json:
         write_object({"messages": result.messages, "errors": result.errors, "table": table})
     else:
         typer.echo(f"{result.messages} messages in {table}")
         if result.errors:
-            typer.echo(f"{result.errors} places could not be read; {side} says why", err=True)
+            typer.echo(f"{result.errors} places could not be read; {place.side} says why", err=True)
 
 
 @app.command()
@@ -122,7 +148,7 @@ def report(
     since: Annotated[str, typer.Option("--from", help="Only from this time on (UTC).")] = "",
     until: Annotated[str, typer.Option("--to", help="Only before this time (UTC).")] = "",
     filter: Annotated[str, typer.Option(help="Only addresses that match, as in `a/+/c`.")] = "",
-    format: Format = "parquet",
+    storage: Storage = None,
     master: Master = "",
 ) -> None:
     """Say what is in a table, as one HTML page with charts.
@@ -135,14 +161,14 @@ def report(
     """
     times = _time("--from", since), _time("--to", until)
     _check_filter(filter)
-    with _spark("wirelake lake report", master, table) as spark:
+    with _spark("wirelake lake report", master) as spark:
         from wirelake.spark import report as job
         from wirelake.spark import table as tables
         from wirelake.spark.page import page
         from wirelake.spark.session import progress
 
         rows = tables.read(
-            spark, table, format=format, since=times[0], until=times[1], filter=filter
+            spark, _place(table, storage), since=times[0], until=times[1], filter=filter
         )
         with progress(spark, "report"):
             found = job.report(rows)
@@ -163,36 +189,58 @@ def land(
     subscribe: Annotated[
         str, typer.Option(metavar="FILTER", help="Only these addresses; several with commas.")
     ] = "",
+    route: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILTER=NAME", help="A table for each filter, in the folder DIR; repeatable."
+        ),
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="All there is now, and then end.")] = False,
     every: Annotated[
-        str, typer.Option(metavar="TIME", help="How often, as in 10s or 5m. [default: 10s]")
+        str,
+        typer.Option(
+            metavar="TIME", help="How often, as in 500ms or 5m; 0: at once. [default: 2s]"
+        ),
     ] = "",
-    format: Format = "parquet",
-    checkpoint: Annotated[
-        str, typer.Option(metavar="DIR", help="What has landed. [default: DIR_checkpoint]")
+    format: Format = "delta",
+    partition_by: PartitionBy = "none",
+    query: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Under which the table knows what has landed. [default: land-TABLE]",
+        ),
     ] = "",
+    on_conflict: Annotated[
+        OnConflict, typer.Option(help="Where another process lands the same query in the table.")
+    ] = OnConflict.STOP,
     compact: Annotated[bool, typer.Option(help="Make few files of many small ones.")] = True,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where the log has deleted rows already.")
     ] = False,
+    storage: Storage = None,
     master: Master = "",
     token: Token = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a batch.")] = False,
 ) -> None:
-    """Put the log of a broker into a table, every row exactly once.
+    """Put the log of a broker into a Delta table, every row exactly once.
 
-    It goes on where it ended, after any crash too. Rows that have no place in the table go to a
-    side table (DIR_errors) with the reason. SIGTERM and Ctrl-C end it.
+    The table itself knows what has landed, so landing goes on where it ended, after any crash too.
+    Rows that have no place in the table go to a side table (DIR_errors) with the reason. SIGTERM
+    and Ctrl-C end it.
 
     Examples:
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --once
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake/messages --every 1m
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake \\
+            --route 'house/#=house' --route 'shop/+/orders=orders'
     """
     if once and every:
         fail("--once and --every exclude each other", USAGE)
-    pause = 0.0 if once else _seconds("--every", every or "10s")
+    pause = 0.0 if every == "0" else _seconds("--every", every or "2s")
     with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
         from wirelake.spark import land as job
 
@@ -202,10 +250,15 @@ def land(
             subscribe=subscribe,
             token=token,
             format=format,
-            checkpoint=checkpoint,
+            once=once,
             every=pause,
+            partition_by=_columns(partition_by),
             compact=compact,
             skip_lost=skip_lost,
+            go_on=on_conflict is OnConflict.CONTINUE,
+            query=query,
+            storage=_storage(storage),
+            routes=tuple(_route(one) for one in route or ()),
         )
         landed = 0
 
@@ -234,7 +287,7 @@ def replay(
     speed: Annotated[
         str, typer.Option(metavar="N", help="Times the original pace; `max` is flat out.")
     ] = "1",
-    format: Format = "parquet",
+    storage: Storage = None,
     master: Master = "",
     token: Token = "",
 ) -> None:
@@ -250,7 +303,7 @@ def replay(
     times = _time("--from", since), _time("--until", until)
     _check_filter(filter)
     with (
-        _spark("wirelake lake replay", master, table) as spark,
+        _spark("wirelake lake replay", master) as spark,
         Progress(
             *Progress.get_default_columns(), console=Console(stderr=True), transient=True
         ) as bar,
@@ -260,9 +313,8 @@ def replay(
 
         parse(to, token=token)  # what is wrong with it is told before Spark has worked for it
         options = job.Options(
-            table=table,
+            table=_place(table, storage),
             to=to,
-            format=format,
             filter=filter,
             since=times[0],
             until=times[1],
@@ -289,7 +341,13 @@ def sql(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a row.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="With a line of names.")] = False,
-    format: Format = "parquet",
+    version: Annotated[
+        int | None, typer.Option(min=0, help="The table as it was at this version.")
+    ] = None,
+    as_of: Annotated[
+        str, typer.Option(metavar="TIME", help="The table as it was at this time (UTC).")
+    ] = "",
+    storage: Storage = None,
     master: Master = "",
     token: Token = "",
 ) -> None:
@@ -300,14 +358,27 @@ def sql(
         wirelake lake sql "SELECT address, count(*) FROM lake GROUP BY 1" --table lake/messages
 
         wirelake lake sql "SELECT * FROM log WHERE address = 'house/door'" --url http://127.0.0.1:7780
+
+        wirelake lake sql "SELECT count(*) FROM lake" --table lake/messages --as-of 2026-01-31
     """
     if as_json and as_csv:
         fail("--json and --csv exclude each other", USAGE)
-    with _spark("wirelake lake sql", master, table) as spark:
+    if version is not None and as_of:
+        fail("--version and --as-of exclude each other", USAGE)
+    moment = _time("--as-of", as_of)
+    with _spark("wirelake lake sql", master) as spark:
         from wirelake.spark import sql as job
         from wirelake.spark.session import progress, spark_errors
 
-        found = job.query(spark, statement, lake=table, format=format, url=url, token=token)
+        found = job.query(
+            spark,
+            statement,
+            lake=_place(table, storage) if table else "",
+            version=version,
+            as_of=moment,
+            url=url,
+            token=token,
+        )
         with spark_errors():
             if as_json:
                 for row in found.toLocalIterator():
@@ -328,29 +399,140 @@ def sql(
                 wide_console().print(shown)
 
 
+@app.command()
+def compact(
+    table: Table,
+    sort: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Sort the rows of each file, as in address.")
+    ] = "",
+    z_order: Annotated[
+        bool, typer.Option("--z-order", help="Sort along a curve of address and time.")
+    ] = False,
+    size: Annotated[int, typer.Option(min=1, metavar="MIB", help="How large files become.")] = 256,
+    storage: Storage = None,
+    master: Master = "",
+) -> None:
+    """Make few large files of the small ones of a table, in one commit.
+
+    Readers and landing go on meanwhile. With --sort or --z-order all files are written anew.
+    `lake land` compacts as it goes; this does the rest. Old files stay until `lake vacuum`.
+
+    Examples:
+
+        wirelake lake compact --table lake/messages
+
+        wirelake lake compact --table lake/messages --z-order
+    """
+    if sort and z_order:
+        fail("--sort and --z-order exclude each other", USAGE)
+    with _spark("wirelake lake compact", master) as spark:
+        from wirelake.spark import compaction as job
+        from wirelake.spark.commits import Table as DeltaTable
+        from wirelake.spark.session import progress
+
+        order = job.Z_ORDER if z_order else job.Order(_columns(sort))
+        opened = DeltaTable(_place(table, storage))
+        groups = job.all_together(opened.files(), size << 20, whole=bool(order.columns))
+        with progress(spark, "compact"):
+            gone, come = job.compact(spark, opened, groups, order, size << 20)
+    typer.echo(f"{gone} files became {come}")
+
+
+@app.command()
+def vacuum(
+    table: Table,
+    keep: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="Keep what versions of this time need, as in 48h."),
+    ] = "168h",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+    ] = False,
+    storage: Storage = None,
+) -> None:
+    """Delete files that no version of the table needs any more, and old files of its log.
+
+    These are files that were compacted or overwritten, and those that a killed task has left. Who
+    still reads an older version than is kept fails, so it is an hour at least.
+
+    Examples:
+
+        wirelake lake vacuum --table lake/messages
+
+        wirelake lake vacuum --table lake/messages --keep 24h --dry-run
+    """
+    hours = _seconds("--keep", keep) / 3600
+    if hours < 1:
+        fail("--keep: an hour is the least, as somebody may be reading or landing", USAGE)
+    with _errors_in_one_line():
+        from wirelake.spark.commits import Table as DeltaTable
+
+        place = _place(table, storage)
+        gone = DeltaTable(place).vacuum(round(hours), dry_run=dry_run)
+    if dry_run:
+        for name in gone:
+            typer.echo(name)
+    typer.echo(f"{len(gone)} files {'would be' if dry_run else 'were'} deleted")
+
+
 @contextmanager
-def _spark(name: str, master: str, reads: str = "") -> Iterator[SparkSession]:
-    """A Spark session for one job, and the table that it reads; its errors are one line."""
-    try:
+def _spark(name: str, master: str) -> Iterator[SparkSession]:
+    """A Spark session for one job; its errors are one line."""
+    with _errors_in_one_line():
         from wirelake.spark import session
-        from wirelake.spark.commits import reading
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(("pyspark", "py4j")):
-            raise
-        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
-    try:
+
         spark = session.start(name, master)
         try:
-            with reading(spark, reads) if reads else nullcontext():
-                yield spark
+            yield spark
         finally:
             spark.stop()
+
+
+@contextmanager
+def _errors_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(("pyspark", "py4j", "deltalake")):
+            raise
+        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except ConfigError as error:
         fail(str(error), USAGE)
     except WirelakeError as error:
         fail(str(error), FAILED)
+
+
+def _place(table: str, storage: list[str] | None) -> Place:
+    """Where a table is, and how it is reached."""
+    from wirelake.spark.storage import Storage as Place
+
+    return Place.of(table, _storage(storage))
+
+
+def _storage(given: list[str] | None) -> dict[str, str]:
+    """Options such as AWS_REGION=eu-west-1."""
+    options = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not (name and equals):
+            fail(f"--storage: {one!r} is not of the form NAME=VALUE", USAGE)
+        options[name] = value
+    return options
+
+
+def _route(text: str) -> tuple[str, str]:
+    """A filter and the name of its table."""
+    filter, equals, name = text.rpartition("=")
+    if not (filter and equals and name):
+        fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
+    return filter, name
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    """Names with commas between them; `none` is none."""
+    return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
 def _check_filter(filter: str) -> None:

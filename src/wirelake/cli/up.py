@@ -30,7 +30,7 @@ BROKER, PIPELINE = "broker", "pipeline"
 #: Seconds between two readings of the broker's figures, and times a second that they are drawn.
 READING, REFRESH = 1.0, 2
 #: How often the pipeline lands what is new.
-LANDING = "10s"
+LANDING = "2s"
 TABLE = "lake"
 
 

@@ -4,9 +4,10 @@
     broker ─ source ─ land ─▶ table ─▶ report, sql, replay ─▶ broker
                        └─▶ your own queries ─ sink ─▶ broker
 
-`table` says what the table is, `session` how Spark is started; `source` and `sink` are the format
-`wirelake` for everybody's queries; every other module is one job, and parts of it that need no
-Spark. All heavy work is done by Spark, in Arrow batches.
+`session` says how Spark is started; `source` and `sink` are the format `wirelake` for everybody's
+queries. `rows` says what a table has, `files` writes it, `commits` adds files to it, `lakes` makes
+that exactly once, `table` reads it. Every other module is one job, and parts of it that need no
+Spark. All heavy work is done by Spark's tasks, in Arrow batches.
 """
 
 from __future__ import annotations

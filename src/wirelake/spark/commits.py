@@ -1,315 +1,349 @@
-"""Batches of files into a table, each of them once, whatever dies in between.
+"""Commits to a Delta table, each of them once, whatever dies in between.
 
-A table of files (Parquet, ORC, …) is folders, and nothing more: it has no commits of its own. So a
-batch is first written to a place that readers do not see. Then a *manifest* names every file and
-where it belongs; it appears whole or not at all, and with it the batch is committed. Then the files
-are moved. A batch that is run again, after a crash, finds its manifest and only moves what is left;
-without a manifest it is written anew. Readers see the files of a batch one after the other.
+A task has written files that nobody sees. A commit adds them to the table's log, all or none, by
+delta-rs, with three things beside them:
 
-Compaction is the same: a folder's small files are written again as one, and a manifest says what
-comes and what goes. Between the two a reader may see rows twice, for as long as it takes to delete
-a few files, or after a crash until the next run; and one that has listed the files before would
-miss those that went. So our own jobs say that they are `reading`, and no file goes meanwhile.
+- an application transaction `wirelake:<query>` whose version is the number of the batch: of two
+  drivers with one query, delta-rs refuses the commit of the one that comes second;
+- for every partition of the broker's log an application transaction
+  `wirelake:<query>:<log>:<partition>`, whose version is the next offset to land. Delta keeps the
+  newest version of each in its checkpoints for ever, so the table is its own checkpoint: where to
+  go on does not depend on log files that are cleaned some day;
+- the same in words, and a random id, as `wirelake` in the commit's metadata: `lake sql` users and
+  people with a text editor read it there, and it tells a driver whose commit got no answer whether
+  it is in.
 
-Files are reached as Spark reaches them, so a table can be wherever Spark can write and rename.
+What takes files out of a table (compaction, overwriting) must know that they are still in it when
+it is committed: delta-rs 1.6 lets a second compaction of the same files pass, which doubles their
+rows. So such a commit is allowed at one version only, the next one after the version it was planned
+at; where another was faster it is planned again.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+from urllib.parse import unquote
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 
 from wirelake.errors import ConfigError, EngineError
-from wirelake.spark.session import spark_errors
+from wirelake.spark.files import Written
+from wirelake.spark.offsets import Log, Offsets
+from wirelake.spark.storage import Storage
 
-#: Formats that are files in folders.
-FILE_FORMATS = ("parquet", "orc", "json", "avro")
-
-#: Within a table, what readers do not see.
-STAGING = "_landing"
-#: A file below this size is small (bytes); so many of them in a folder are made one.
-SMALL = 32 << 20
-FEW = 16
-#: Whoever reads for longer than this (seconds) has died in the middle of it.
-LONGEST_READ = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file below a folder."""
-
-    path: str
-    folder: str  # below the folder it was looked for in
-    name: str
-    size: int
+#: What a new table is given. A commit every 2 s makes 43 200 files of the log a day.
+PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.enableExpiredLogCleanup": "true",
+    "delta.deletedFileRetentionDuration": "interval 7 days",
+}
+#: How often a commit that must be the next one is tried.
+TRIES = 20
+#: Commits among which one of ours is looked for.
+_RECENT = 200
 
 
-class Files:
-    """The file system of a path, as Spark sees it."""
+class TakenError(EngineError):
+    """Another process has committed this batch, or has created this table."""
 
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        self._jvm: Any = spark.sparkContext._jvm
-        context: Any = spark.sparkContext._jsc
-        with spark_errors():
-            self._system = self._path(path).getFileSystem(context.hadoopConfiguration())
 
-    def _path(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(path)
+@dataclass(frozen=True)
+class Landed:
+    """What a batch says of itself in its commit."""
 
-    def whole(self, path: str) -> str:
-        """A path that means the same from everywhere."""
-        with spark_errors():
-            return str(self._system.makeQualified(self._path(path)).toString()).rstrip("/")
+    query: str
+    batch: int
+    log: str
+    offsets: Offsets  # the next one to land, of the partitions that have moved
 
-    def exists(self, path: str) -> bool:
-        """Is there such a file or folder?"""
-        with spark_errors():
-            return bool(self._system.exists(self._path(path)))
 
-    def below(self, folder: str) -> list[File]:
-        """The files in a folder and in those in it that readers see."""
-        found: list[File] = []
-        if not self.exists(folder):
-            return found
-        with spark_errors():
-            waiting = [("", self._path(folder))]
-            while waiting:
-                place, path = waiting.pop()
-                for status in self._system.listStatus(path):
-                    name = str(status.getPath().getName())
-                    if name.startswith(("_", ".")):
-                        continue
-                    if status.isDirectory():
-                        waiting.append((f"{place}/{name}" if place else name, status.getPath()))
-                    else:
-                        full = str(status.getPath().toString())
-                        found.append(File(full, place, name, int(status.getLen())))
-        return sorted(found, key=lambda file: (file.folder, file.name))
+def exists(storage: Storage) -> bool:
+    """Is there a Delta table?"""
+    with delta_errors(storage):
+        return bool(DeltaTable.is_deltatable(storage.uri, storage.for_delta))
 
-    def names(self, folder: str) -> list[str]:
-        """The names of what is in a folder."""
-        if not self.exists(folder):
-            return []
-        with spark_errors():
-            return [
-                str(one.getPath().getName()) for one in self._system.listStatus(self._path(folder))
+
+class Table:
+    """A Delta table as it was at one version; `refresh` goes on to the newest."""
+
+    def __init__(
+        self, storage: Storage, *, version: int | None = None, as_of: datetime | None = None
+    ) -> None:
+        self.storage = storage
+        with delta_errors(storage):
+            try:
+                self._table = DeltaTable(
+                    storage.uri, version=version, storage_options=storage.for_delta
+                )
+                if as_of is not None:
+                    self._table.load_as_version(as_of)
+            except TableNotFoundError:
+                raise EngineError(f"{storage.uri}: there is no table") from None
+            except DeltaError as error:
+                if version is None and as_of is None:
+                    raise
+                which = f"version {version}" if as_of is None else f"version of {as_of}"
+                raise EngineError(f"{storage.uri} has no {which}: {error}") from error
+
+    @classmethod
+    def ensure(
+        cls,
+        storage: Storage,
+        schema: pa.Schema,
+        partition_by: Sequence[str] = (),
+        *,
+        among_files: bool = False,
+    ) -> Table:
+        """The table, made where there is none; columns that it has not are added to it.
+
+        A folder with Parquet files is refused, unless they are our own and were never committed.
+        """
+        if not exists(storage):
+            if not among_files and storage.files() and not exists(storage):
+                raise ConfigError(
+                    "--table", f"{storage.uri} has Parquet files and is no Delta table"
+                )
+            with delta_errors(storage):
+                try:
+                    DeltaTable.create(
+                        storage.uri,
+                        Schema.from_arrow(schema),
+                        mode="error",
+                        partition_by=list(partition_by),
+                        configuration=dict(PROPERTIES),
+                        storage_options=storage.for_delta,
+                    )
+                except DeltaError:
+                    if not exists(storage):  # else another process was faster
+                        raise
+        made = cls(storage)
+        made._evolve(schema)
+        return made
+
+    def _evolve(self, schema: pa.Schema) -> None:
+        """Add columns; what is there stays as it is."""
+        there = {field.name: field.type for field in self.schema}
+        for field in schema:
+            if there.get(field.name, field.type) != field.type:
+                text = (
+                    f"{self.storage.uri} has {field.name} as {there[field.name]}, not {field.type}"
+                )
+                raise ConfigError("--table", text)
+        missing = [field.with_nullable(True) for field in schema if field.name not in there]
+        if missing:
+            with delta_errors(self.storage):
+                self._table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+                self._table.update_incremental()
+
+    # What it has
+
+    @property
+    def version(self) -> int:
+        """The number of its last commit."""
+        return int(self._table.version())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+        return pa.schema(self._table.schema().to_arrow())
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that name its folders."""
+        return tuple(self._table.metadata().partition_columns)
+
+    def uris(self) -> list[str]:
+        """Its files: absolute paths, or addresses in a store."""
+        with delta_errors(self.storage):
+            return list(self._table.file_uris())
+
+    def files(self) -> list[Written]:
+        """Its files, as commits know them, the oldest first."""
+        names = self.partition_by
+        with delta_errors(self.storage):
+            found = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return [
+            Written(
+                unquote(one["path"]),
+                one["num_records"] or 0,
+                one["size_bytes"],
+                {name: str(one[f"partition.{name}"]) for name in names},
+            )
+            for one in sorted(found, key=lambda one: (one["modification_time"], one["path"]))
+        ]
+
+    def refresh(self) -> None:
+        """Go on to the newest version."""
+        with delta_errors(self.storage):
+            self._table.update_incremental()
+
+    def history(self, limit: int = 20) -> list[dict[str, Any]]:
+        """The last commits, the newest first."""
+        with delta_errors(self.storage):
+            return list(self._table.history(limit))
+
+    # Where a query is
+
+    def batch(self, query: str) -> int:
+        """The number of a query's last batch; -1 before the first."""
+        with delta_errors(self.storage):
+            found = self._table.transaction_version(_app(query))
+        return -1 if found is None else int(found)
+
+    def offsets(self, query: str, log: Log) -> Offsets:
+        """The next offset to land of each partition of a log that something was landed of."""
+        with delta_errors(self.storage):
+            known = {
+                p: self._table.transaction_version(_app(query, log.id, p)) for p in log.extents
+            }
+        return {p: int(offset) for p, offset in known.items() if offset is not None}
+
+    def last_log(self, query: str) -> str:
+        """The log whose rows a query has landed last, as far as the newest commits tell."""
+        for commit in self.history(_RECENT):
+            noted = commit.get("wirelake")
+            if isinstance(noted, dict) and noted.get("query") == query:
+                return str(noted.get("log", ""))
+        return ""
+
+    # Commits
+
+    def append(self, files: Iterable[Written], landed: Landed | None = None) -> None:
+        """Add files to the table, with what they are a batch of.
+
+        The table must not have been refreshed since the batch was planned. Raises TakenError where
+        another process has committed a batch of the query since then.
+        """
+        adds = [_add(file) for file in files]
+        mark = uuid.uuid4().hex
+        noted: dict[str, Any] = {"id": mark}
+        transactions = []
+        if landed is not None:
+            noted |= {
+                "query": landed.query,
+                "batch": landed.batch,
+                "log": landed.log,
+                "offsets": {str(p): at for p, at in sorted(landed.offsets.items())},
+            }
+            transactions = [Transaction(_app(landed.query), landed.batch)] + [
+                Transaction(_app(landed.query, landed.log, p), at)
+                for p, at in sorted(landed.offsets.items())
             ]
+        before = self.version
+        try:
+            self._commit(
+                adds,
+                CommitProperties(
+                    custom_metadata={"wirelake": noted}, app_transactions=transactions
+                ),
+            )
+        except (DeltaError, OSError) as error:
+            # An answer that was lost on the way is no failure.
+            if self._is_in(mark, before):
+                return
+            if landed is not None and self.batch(landed.query) >= landed.batch:
+                raise TakenError(
+                    f"another process has landed batch {landed.batch} of {landed.query} "
+                    f"in {self.storage.uri}"
+                ) from error
+            raise EngineError(f"{self.storage.uri}: {error}") from error
+        self.refresh()
 
-    def move(self, path: str, target: str) -> None:
-        """Give a file another name; one that is not there was moved before."""
-        if not self.exists(path):
-            return
-        with spark_errors():
-            place = self._path(target)
-            self._system.mkdirs(place.getParent())
-            if not self._system.rename(self._path(path), place):
-                raise EngineError(f"{path} cannot be moved to {target}")
+    def replace(self, gone: Sequence[Written], come: Sequence[Written], *, change: bool) -> bool:
+        """Take files out of the table and add others, in one commit.
 
-    def delete(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it; if it is there."""
-        with spark_errors():
-            self._system.delete(self._path(path), True)
-
-    def write(self, path: str, data: bytes) -> None:
-        """Write a file that is there as a whole, or not."""
-        draft = f"{path}.{uuid.uuid4().hex}.draft"
-        with spark_errors():
-            stream = self._system.create(self._path(draft), True)
+        `change` says whether rows differ. False where one of the files is not in the table any
+        more; then nothing was done. Raises EngineError where others commit all the time.
+        """
+        now = round(time.time() * 1000)
+        removes = [
+            RemoveAction(file.path, change, now, size=file.size, partition_values=dict(file.values))
+            for file in gone
+        ]
+        adds = [_add(file, change=change) for file in come]
+        mark = uuid.uuid4().hex
+        properties = CommitProperties(
+            custom_metadata={"wirelake": {"id": mark, "replaced": len(gone)}}, max_commit_retries=0
+        )
+        wanted = {file.path for file in gone}
+        for attempt in range(TRIES):
+            if not wanted <= {file.path for file in self.files()}:
+                return False
+            before = self.version
             try:
-                stream.write(data)
-            finally:
-                stream.close()
-        self.move(draft, path)
+                self._commit([*removes, *adds], properties)
+                self.refresh()
+                return True
+            except CommitFailedError:
+                if self._is_in(mark, before):
+                    return True
+                time.sleep(0.01 * attempt)
+        raise EngineError(f"{self.storage.uri}: others have committed {TRIES} times meanwhile")
 
-    def read(self, path: str) -> bytes:
-        """What is in a file."""
-        with spark_errors():
-            stream = self._system.open(self._path(path))
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+    def _commit(self, actions: list[Any], properties: CommitProperties) -> None:
+        self._table.create_write_transaction(
+            actions,
+            "append",
+            self._table.schema(),
+            list(self.partition_by),
+            commit_properties=properties,
+            post_commithook_properties=PostCommitHookProperties(create_checkpoint=True),
+        )
+
+    def _is_in(self, mark: str, before: int) -> bool:
+        """Is the commit with this id in the table? Looks at all behind a version."""
+        self.refresh()
+        count = self.version - before
+        if not count:
+            return False
+        noted = (commit.get("wirelake") for commit in self.history(count + 1))
+        return any(isinstance(one, dict) and one.get("id") == mark for one in noted)
+
+    # Care
+
+    def vacuum(self, hours: int, *, dry_run: bool = False) -> list[str]:
+        """Delete the files that no version of the last hours needs; their paths."""
+        with delta_errors(self.storage):
+            gone = self._table.vacuum(
+                hours, dry_run=dry_run, enforce_retention_duration=False, full=True
+            )
+            if not dry_run:
+                self._table.update_incremental()
+                self._table.create_checkpoint()
+                self._table.cleanup_metadata()
+        return list(gone)
+
+    def clean(self) -> None:
+        """Delete the files that compaction has replaced, once the table keeps them no longer."""
+        with delta_errors(self.storage):
+            self._table.update_incremental()
+            self._table.vacuum(dry_run=False)
+
+
+def _app(*parts: object) -> str:
+    return ":".join(("wirelake", *map(str, parts)))
+
+
+def _add(file: Written, *, change: bool = True) -> AddAction:
+    values: Mapping[str, str | None] = dict(file.values)
+    now = round(time.time() * 1000)
+    return AddAction(file.path, file.size, values, now, change, file.statistics)
 
 
 @contextmanager
-def reading(spark: SparkSession, table: str) -> Iterator[None]:
-    """Let the files of a table stay until this is over; where it can only be read, they may go."""
-    files = Files(spark, table)
-    note = ""
-    if files.exists(_staging_of(table)):  # else nobody has ever landed there
-        note = f"{_readers(table)}/{time.time():.0f}-{uuid.uuid4().hex}"
-        try:
-            files.write(note, b"")
-        except EngineError:
-            note = ""
+def delta_errors(storage: Storage) -> Iterator[None]:
+    """Let what delta-rs raises be an `EngineError`."""
     try:
         yield
-    finally:
-        if note:
-            files.delete(note)
-
-
-def _staging_of(table: str) -> str:
-    return f"{table.rstrip('/')}/{STAGING}"
-
-
-def _readers(table: str) -> str:
-    return f"{_staging_of(table)}/readers"
-
-
-@dataclass
-class Manifest:
-    """What a commit does: files to move, files that go, the staging place that is then empty."""
-
-    staging: str
-    moves: list[tuple[str, str]] = field(default_factory=list)
-    removes: list[str] = field(default_factory=list)
-
-
-#: Writes something to an empty place.
-Write = Callable[[str], None]
-#: The folder that a file which was written belongs to.
-Place = Callable[[File], str]
-
-
-class Commits:
-    """The commits of one query to one table; `home` is where it remembers them."""
-
-    def __init__(self, spark: SparkSession, table: str, home: str) -> None:
-        self._tables = Files(spark, table)
-        self._notes = Files(spark, home)
-        # Manifests outlive the folder that somebody has called this from.
-        self._table = self._tables.whole(table)
-        self._home = self._notes.whole(home)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let no other process use this `home` meanwhile; on disks of this machine only."""
-        scheme, _, path = self._home.partition(":")
-        if scheme != "file":
-            yield
-            return
-        home = Path(path)
-        home.mkdir(parents=True, exist_ok=True)
-        with (home / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise EngineError(f"another process lands with this checkpoint: {path}") from None
-            yield
-
-    def recover(self) -> None:
-        """Finish a compaction that was committed; forget what was written and never committed.
-
-        The last batch is finished by Spark, which runs it again. One query at a time has a `home`.
-        """
-        in_use = set()
-        for name in self._notes.names(self._home):
-            manifest = self._read(name.removesuffix(".json")) if name.endswith(".json") else None
-            if manifest is not None:
-                in_use.add(manifest.staging)
-                # Elsewhere its files would be looked for in vain, and taken for moved.
-                if not manifest.staging.startswith(self._staging("") + "/"):
-                    other = manifest.staging.partition(f"/{STAGING}/")[0]
-                    raise ConfigError("--checkpoint", f"it belongs to the table {other}")
-        pending = self._read("compaction")
-        if pending is not None:
-            self._apply(pending)
-            self._notes.delete(self._note("compaction"))
-        for name in self._tables.names(self._staging("")):
-            if name.startswith(self._mark) and self._staging(name) not in in_use:
-                self._tables.delete(self._staging(name))
-
-    def commit(self, batch: int, write: Write, place: Place) -> set[str]:
-        """Write a batch and let it be part of the table, once; the folders that have got files."""
-        manifest = self._read(f"batch-{batch}")
-        if manifest is None:
-            staging = self._staging(f"{self._mark}{batch}-{uuid.uuid4().hex}")
-            write(staging)
-            moves = [
-                (file.path, f"{place(file)}/{self._mark}{batch}-{file.name}")
-                for file in self._tables.below(staging)
-            ]
-            manifest = Manifest(staging, moves)
-            self._write(f"batch-{batch}", manifest)
-        self._apply(manifest)
-        # Spark never goes back behind the last batch.
-        self._notes.delete(self._note(f"batch-{batch - 1}"))
-        return {target.rpartition("/")[0] for _, target in manifest.moves}
-
-    def compact(
-        self,
-        folder: str,
-        read: Callable[[list[str]], DataFrame],
-        format: str,
-        few: int = FEW,
-    ) -> int:
-        """Make one file of our small ones in a folder, if they are too many; how many went."""
-        # Those of other queries are for them to compact: two at the same files would be one too
-        # many.
-        small = [
-            file.path
-            for file in self._tables.below(folder)
-            if not file.folder and file.size < SMALL and file.name.startswith(self._mark)
-        ]
-        if len(small) < few or self._is_read():
-            return 0
-        staging = self._staging(f"{self._mark}compaction-{uuid.uuid4().hex}")
-        with spark_errors():
-            rows = read(small).coalesce(1).sortWithinPartitions("partition", "offset")
-            rows.write.format(format).save(staging)
-        moves = [
-            (new.path, f"{folder}/{self._mark}compacted-{new.name}")
-            for new in self._tables.below(staging)
-        ]
-        if self._is_read():  # since a moment ago; there will be another time
-            self._tables.delete(staging)
-            return 0
-        manifest = Manifest(staging, moves, small)
-        self._write("compaction", manifest)
-        self._apply(manifest)
-        self._notes.delete(self._note("compaction"))
-        return len(small)
-
-    def _is_read(self) -> bool:
-        """Does one of our jobs read the table?"""
-        since = time.time() - LONGEST_READ
-        begun = (name.partition("-")[0] for name in self._tables.names(_readers(self._table)))
-        return any(one.isdecimal() and int(one) > since for one in begun)
-
-    def _apply(self, manifest: Manifest) -> None:
-        # The place goes last: without it everything was moved before.
-        if self._tables.exists(manifest.staging):
-            for path, target in manifest.moves:
-                self._tables.move(path, target)
-        for path in manifest.removes:
-            self._tables.delete(path)
-        self._tables.delete(manifest.staging)
-
-    @property
-    def _mark(self) -> str:
-        """What tells our places from those of other queries that land in the same table."""
-        return f"{uuid.uuid5(uuid.NAMESPACE_URL, self._home).hex[:12]}-"
-
-    def _staging(self, name: str) -> str:
-        return f"{_staging_of(self._table)}/{name}".rstrip("/")
-
-    def _note(self, name: str) -> str:
-        return f"{self._home}/{name}.json"
-
-    def _read(self, name: str) -> Manifest | None:
-        if not self._notes.exists(self._note(name)):
-            return None
-        return Manifest(**json.loads(self._notes.read(self._note(name))))
-
-    def _write(self, name: str, manifest: Manifest) -> None:
-        self._notes.write(self._note(name), json.dumps(asdict(manifest)).encode())
+    except (DeltaError, OSError, ValueError) as error:
+        raise EngineError(f"{storage.uri}: {error}") from error

@@ -4,7 +4,7 @@
    in it, where it can be split, and every fault. Afterwards it is known how many messages there are
    and what number each has.
 2. *Decode*, a task for every 64 MiB or so: the compiled scanners make Arrow batches of the spans,
-   which Spark writes to the table as they are.
+   and the task writes them to Parquet files itself. One commit adds all files to the table.
 
 Faults stop nothing. A raw dump is read up to its fault, as `wirelake inspect` does; a capture of
 packets may have one for every connection. They go to the side table.
@@ -17,23 +17,25 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import accumulate, islice
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import arrow_udtf
+from pyspark.sql import SparkSession
 
-from wirelake.errors import ProtocolError
-from wirelake.spark import table
+from wirelake.errors import ConfigError, ProtocolError
+from wirelake.spark import direct, table
+from wirelake.spark.append_only import AppendOnly
+from wirelake.spark.commits import Table
+from wirelake.spark.files import TableWriter, Target, Written
 from wirelake.spark.flows import Fault, Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap
-from wirelake.spark.session import progress, spare_garbage_collector, spark_errors
+from wirelake.spark.rows import ERRORS, FOLDERS, ROWS, sift, with_folders
+from wirelake.spark.session import progress
 from wirelake.spark.spans import (
     WITH_TOPIC,
     Index,
@@ -45,6 +47,7 @@ from wirelake.spark.spans import (
     joined,
     whole,
 )
+from wirelake.spark.storage import Storage
 from wirelake.wire import detect
 
 #: Bytes that one task decodes, about.
@@ -98,50 +101,203 @@ class Result:
     errors: int
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the messages go, and how a new table is laid out."""
+
+    table: str
+    format: str = "delta"
+    errors: str = ""  # the side table; "": beside the table
+    partition_by: tuple[str, ...] = ()
+    storage: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format not in ("delta", "parquet"):
+            raise ConfigError("--format", f"{self.format!r} is neither delta nor parquet")
+        for name in self.partition_by:
+            if name not in FOLDERS:
+                raise ConfigError("--partition-by", f"{name} is neither of {', '.join(FOLDERS)}")
+
+    @property
+    def side(self) -> str:
+        """Where the side table is."""
+        return self.errors or table.side_table(self.table)
+
+
 def decode(
     spark: SparkSession,
     files: Sequence[str],
-    target: str,
+    place: Place,
     options: Options = Options(),  # noqa: B008 - immutable
     *,
-    format: str = "parquet",
-    errors: str = "",
     overwrite: bool = False,
 ) -> Result:
-    """Add the messages of captures to a table, and what cannot be read to its side table."""
+    """Add the messages of captures to a table, and what cannot be read to its side table.
+
+    Both are committed once everything is written, the side table first; so a run that dies before
+    leaves the table as it was.
+    """
+    rows = _sink(place, Storage.of(place.table, place.storage), ROWS, place.partition_by)
     plans = find(spark, files, options)
-    rows = messages(spark, [part for each in plans for part in each.parts])
-    with progress(spark, "decode"):
-        table.write(rows, target, format=format, overwrite=overwrite)
+    parts = [part for each in plans for part in each.parts]
+    side = Target(Storage.of(place.side, place.storage), ERRORS)
+    try:
+        with progress(spark, "decode"):
+            works = [
+                DecodePart(part, rows.target, side, rows.name(k)) for k, part in enumerate(parts)
+            ]
+            done = direct.run(spark, works)
+    except BaseException:
+        rows.give_up()
+        raise
     now = datetime.now(UTC)
-    faults = [(*fault, now) for each in plans for fault in each.faults]
-    side = errors or table.side_table(target)
-    table.write_errors(spark, faults, side, format=format, overwrite=overwrite)
-    return Result(sum(each.messages for each in plans), len(faults))
+    faults = _errors([(*fault, now) for each in plans for fault in each.faults])
+    writer = TableWriter(side, f"decode-{uuid.uuid4().hex}")
+    writer.write(faults)
+    written = [file for _, bad in done for file in bad] + writer.close()
+    if written or (overwrite and _is_there(side.storage)):
+        _sink(place, side.storage, ERRORS).commit(written, overwrite=overwrite)
+    rows.commit([file for good, _ in done for file in good], overwrite=overwrite)
+    bad = sum(file.rows for file in written)
+    return Result(sum(each.messages for each in plans), bad)
+
+
+def _errors(values: list[tuple[str, int, str, str, bytes, datetime]]) -> pa.Table:
+    columns = list(zip(*values, strict=True)) or [()] * len(ERRORS)
+    return pa.Table.from_arrays(
+        [pa.array(list(one), field.type) for one, field in zip(columns, ERRORS, strict=True)],
+        schema=ERRORS,
+    )
+
+
+def _is_there(storage: Storage) -> bool:
+    return bool(storage.files())
+
+
+@dataclass(frozen=True)
+class DecodePart:
+    """What one task does: a part of a capture into files."""
+
+    part: Part
+    target: Target
+    side: Target
+    name: str
+
+    def run(self) -> tuple[list[Written], list[Written]]:
+        """Write the files of the table and of the side table."""
+        writer = TableWriter(self.target, self.name)
+        errors = TableWriter(self.side, f"{self.name}-bad" if self.name else "")
+        for place, batch in decoded(self.part):
+            good, bad = sift(pa.Table.from_batches([batch]))
+            if bad is not None:
+                errors.write(self._placed(bad, place))
+            writer.write(with_folders(good))
+        return writer.close(), errors.close()
+
+    def _placed(self, bad: pa.Table, place: int) -> pa.Table:
+        """Bad messages as the side table has them: the file, and where their stretch begins."""
+        reasons = [
+            f"message {number}: {why}"
+            for number, why in zip(
+                bad.column("offset").to_pylist(), bad.column("reason").to_pylist(), strict=True
+            )
+        ]
+        values = {
+            "file": pa.array([self.part.capture.path] * bad.num_rows),
+            "offset": pa.array([place] * bad.num_rows, pa.int64()),
+            "reason": pa.array(reasons),
+        }
+        columns = [values.get(name, bad.column(name)) for name in ERRORS.names]
+        return pa.Table.from_arrays(columns, schema=ERRORS)
+
+
+class _DeltaSink:
+    """A Delta table that gets all files of a run in one commit."""
+
+    def __init__(self, storage: Storage, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        self._table = Table.ensure(storage, schema, partition_by, among_files=schema is ERRORS)
+        self.target = Target(storage, schema, self._table.partition_by)
+
+    def name(self, number: int) -> str:
+        return ""
+
+    def commit(self, files: list[Written], *, overwrite: bool) -> None:
+        if not overwrite:
+            self._table.append(files)
+            return
+        self._table.refresh()
+        while not self._table.replace(self._table.files(), files, change=True):
+            self._table.refresh()
+
+    def give_up(self) -> None:
+        """Nobody sees the files; vacuum removes them."""
+
+
+class _ParquetSink:
+    """A folder of Parquet files; those of a run that fails are removed."""
+
+    def __init__(self, storage: Storage, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+        AppendOnly(storage, "decode")  # it is no Delta table
+        self._storage = storage
+        self._run = f"decode-{uuid.uuid4().hex}"
+        self._before = storage.files()
+        self.target = Target(storage, schema, partition_by)
+
+    def name(self, number: int) -> str:
+        return f"{self._run}-{number}"
+
+    def commit(self, files: list[Written], *, overwrite: bool) -> None:
+        for name in self._before if overwrite else ():
+            self._storage.delete(name)
+
+    def give_up(self) -> None:
+        for name in self._storage.files():
+            if name.rpartition("/")[2].startswith(self._run):
+                self._storage.delete(name)
+
+
+def _sink(
+    place: Place, storage: Storage, schema: pa.Schema, partition_by: tuple[str, ...] = ()
+) -> _DeltaSink | _ParquetSink:
+    kind = _DeltaSink if place.format == "delta" else _ParquetSink
+    return kind(storage, schema, partition_by)
 
 
 def find(spark: SparkSession, files: Sequence[str], options: Options) -> list[Plan]:
     """The index pass."""
     captures = [Capture(os.path.abspath(path), k) for k, path in enumerate(files)]  # noqa: PTH100
-    context = spark.sparkContext
-    cores = context.defaultParallelism
+    cores = direct.parallelism(spark)
     size = sum(_size(capture.path) for capture in captures)
     options = replace(options, step=even_step(size, options.step, cores))
     stretched = [(one, max(1, min(_size(one.path) // options.step, cores))) for one in captures]
     stretches = [(capture, k, count) for capture, count in stretched for k in range(count)]
-    with spark_errors(), progress(spark, "index"):
-        tasks = context.parallelize(stretches, min(len(stretches), MOST_TASKS))
-        looks = iter(tasks.map(lambda stretch: look(*stretch, options)).collect())
+    with progress(spark, "index"):
+        groups = [stretches[k::MOST_TASKS] for k in range(min(len(stretches), MOST_TASKS))]
+        found = direct.run(spark, [LookAt(group, options) for group in groups])
+        looks = (found[k % MOST_TASKS][k // MOST_TASKS] for k in range(len(stretches)))
         plans = {
             capture: _put_together(capture, list(islice(looks, count)), options)
             for capture, count in stretched
         }
         # What cannot be put together is looked at once more, as a whole.
         again = [capture for capture, made in plans.items() if made is None]
-        if again:
-            left = context.parallelize(again, min(len(again), MOST_TASKS))
-            plans |= zip(again, left.map(lambda one: plan(one, options)).collect(), strict=True)
+        whole_files = direct.run(spark, [LookAt([(one, 0, 1)], options) for one in again])
+        for one, (made,) in zip(again, whole_files, strict=True):
+            assert isinstance(made, Plan)  # as it was looked at as a whole
+            plans[one] = made
     return [made for made in plans.values() if made is not None]
+
+
+@dataclass(frozen=True)
+class LookAt:
+    """What one task of the index pass does: look at stretches of captures."""
+
+    stretches: list[tuple[Capture, int, int]]
+    options: Options
+
+    def run(self) -> list[Plan | Index | None]:
+        """What is in each of them."""
+        return [look(*stretch, self.options) for stretch in self.stretches]
 
 
 def _size(path: str) -> int:
@@ -158,31 +314,12 @@ def even_step(size: int, step: int, cores: int) -> int:
     return -(-size // (count + -count % cores))
 
 
-def messages(spark: SparkSession, parts: list[Part]) -> DataFrame:
-    """The messages of these parts, a task each, in the schema of the log."""
-    if not parts:
-        return spark.createDataFrame([], table.LOG_SCHEMA)
-    packed = [pickle.dumps(part) for part in parts]  # a task unpacks its own alone
-
-    class Decode:
-        """A table function and not a data source, whose rows Spark copies once more."""
-
-        def eval(self, numbers: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-            for number in numbers.column(0).to_pylist():
-                yield from decoded(pickle.loads(packed[number]))
-
-    with spark_errors():
-        function: Any = arrow_udtf(Decode, returnType=table.LOG_SCHEMA)
-        rows: DataFrame = function(spark.range(0, len(parts), 1, len(parts)).asTable())
-        return rows
-
-
-def decoded(part: Part) -> Iterator[pa.RecordBatch]:
-    """The batches of a part."""
-    spare_garbage_collector()
+def decoded(part: Part) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The batches of a part, and where in the file the stretch begins that each is of."""
     data = contents(part.capture.path)
     for offset, span in part.spans:
-        yield from batches(span, data, part.capture.number, offset)
+        for batch in batches(span, data, part.capture.number, offset):
+            yield span.cells[0], batch
 
 
 def contents(path: str) -> memoryview:

@@ -1,44 +1,52 @@
-"""`wirelake lake land`: the log into the table, exactly once.
+"""`wirelake lake land`: the log into tables, exactly once.
 
-A streaming query whose batches are ranges of offsets. Spark's checkpoint remembers which range a
-batch has, so a batch that is run again has the same rows; `commits` lets a batch become part of the
-table once. Formats that have commits of their own (Delta, Iceberg, …) take a batch whole or not at
-all: there the table itself says whether the first batch after a start is in it already.
+The driver plans batches, which are ranges of offsets; Spark's tasks read them from the broker as
+Arrow and write Parquet files; the driver commits the files. There is no streaming query and no
+checkpoint beside the table: the table itself says where to go on (`lakes`, `commits`).
 
-Rows that have no place in the table (a time that no calendar has, an address that is not UTF-8) go
-to the side table with the reason, in the same commit.
+Rows that have no place in the table (a time that no calendar has, a text that is not UTF-8) go to
+the side table with the reason, as part of the same batch.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql.streaming.query import StreamingQuery
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
-from wirelake.spark import offsets, table
-from wirelake.spark.commits import FEW, FILE_FORMATS, Commits, File, Files
+from wirelake.address import check_filter
+from wirelake.errors import ConfigError, EngineError, RefusedError, WirelakeError
+from wirelake.spark import direct, offsets
+from wirelake.spark.commits import TakenError
+from wirelake.spark.compaction import FEW, Compactor
+from wirelake.spark.files import FILE_BYTES, TableWriter
+from wirelake.spark.lakes import Batch, DeltaLake, Lake, Output, Ready, Route, lake
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Extent, Place
-from wirelake.spark.session import spark_errors
-from wirelake.spark.source import register
+from wirelake.spark.offsets import Log, Offsets, Range
+from wirelake.spark.rows import ERRORS, ROWS, matching, sift, with_folders
+from wirelake.spark.storage import Storage
 
 #: Rows of the log in one batch at most.
 BATCH_ROWS = 4_000_000
-#: Bytes of a bad row's payload that the side table has.
-EXCERPT = 64
+#: Rows that are worth a task of their own: a batch has at most two for each core.
+TASK_ROWS = 100_000
+#: Seconds between batches.
+EVERY = 2.0
+#: Seconds until a broker that had nothing new is asked again, where batches follow at once.
+IDLE = 0.05
+#: At most this long until a request to stop is seen (seconds).
+STOP_POLL = 0.1
 
-_BAD = "_bad"
-_FIRST, _END = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-_POLL = 0.2  # seconds between two looks at a query
+_NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]*")
+
+log = logging.getLogger("wirelake.spark")
 
 
 @dataclass(frozen=True)
@@ -49,42 +57,52 @@ class Options:
     table: str
     subscribe: str = ""
     token: str = ""
-    format: str = "parquet"
-    checkpoint: str = ""  # "": beside the table
-    every: float = 0.0  # seconds between batches; 0: all there is now, and no more
+    format: str = "delta"
+    once: bool = True  # all there is now, and no more
+    every: float = EVERY  # seconds between batches; 0: one after the other
     batch_rows: int = BATCH_ROWS
-    compact: bool = True
-    few_files: int = FEW  # so many small ones in a folder are made one
+    partition_by: tuple[str, ...] = ()
     skip_lost: bool = False
+    go_on: bool = False  # where another process lands the same query
     patience: float = offsets.PATIENCE
+    query: str = ""  # "": after the table
+    storage: Mapping[str, str] = field(default_factory=dict)
+    routes: tuple[tuple[str, str], ...] = ()  # filters, and tables in the folder `table`
+    compact: bool = True
+    few_files: int = FEW  # files of about one size that are made one
+    file_bytes: int = FILE_BYTES
 
     @property
-    def home(self) -> str:
-        """Where the checkpoint is."""
-        return self.checkpoint or f"{self.table.rstrip('/')}_checkpoint"
+    def name(self) -> str:
+        """What the table and the broker call this query."""
+        name = self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}"
+        return re.sub("[^A-Za-z0-9._-]", "_", name)[:80]
 
     @property
-    def query(self) -> str:
-        """What the broker calls this."""
-        name = self.table.rstrip("/").rpartition("/")[2]
-        return f"land-{re.sub('[^A-Za-z0-9._-]', '_', name)[:64]}"
+    def filters(self) -> tuple[str, ...]:
+        """What is landed; nothing named is everything."""
+        if self.subscribe and self.routes:
+            raise ConfigError("--subscribe", "with --route only what a route names is landed")
+        given = {"url": self.url} | ({"subscribe": self.subscribe} if self.subscribe else {})
+        if not self.routes:
+            return offsets.Options.parse(given).filters
+        try:
+            wanted = tuple(dict.fromkeys(check_filter(filter) for filter, _ in self.routes))
+        except RefusedError as error:
+            raise ConfigError("--route", error.text) from None
+        return () if "#" in wanted else wanted
 
-    def for_source(self) -> dict[str, str]:
-        """The same for the source."""
-        given = {
-            "url": self.url,
-            "startingOffsets": "earliest",
-            "includeHeaders": "true",
-            "failOnDataLoss": str(not self.skip_lost).lower(),
-            "maxRowsPerTrigger": str(self.batch_rows),
-            "query": self.query,
-            "retrySeconds": str(self.patience),
-        }
-        if self.token:
-            given["token"] = self.token
-        if self.subscribe:
-            given["subscribe"] = self.subscribe
-        return given
+    def tables(self) -> list[Route]:
+        """The tables to land in, each with the filters of its rows."""
+        place = Storage.of(self.table, self.storage)
+        if not self.routes:
+            return [Route(place)]
+        filters: dict[str, tuple[str, ...]] = {}
+        for filter, name in self.routes:
+            if not _NAME.fullmatch(name):
+                raise ConfigError("--route", f"{name!r} is no name of a table in {place.uri}")
+            filters[name] = (*filters.get(name, ()), filter)
+        return [Route(place.beside(f"/{name}"), mine) for name, mine in filters.items()]
 
 
 @dataclass(frozen=True)
@@ -96,201 +114,287 @@ class Step:
     lag: int  # rows that the log had beyond it
 
 
+@dataclass(frozen=True)
+class LandRanges:
+    """What a task does: read ranges of the log, write files."""
+
+    client: LogClient
+    log: str
+    ranges: tuple[Range, ...]
+    filters: tuple[str, ...]
+    tables: tuple[Output, ...]
+    side: Output
+    skip_lost: bool
+    number: int
+
+    def run(self) -> Ready:
+        """Write the files of all tables; nobody sees them yet."""
+        writers = [self._writer(one) for one in self.tables]
+        errors = self._writer(self.side)
+        rows = 0
+        for one in self.ranges:
+            read = self.client.read(
+                one, self.filters, log=self.log, fail_on_data_loss=not self.skip_lost
+            )
+            for some in read:
+                rows += some.num_rows
+                good, bad = sift(some)
+                if bad is not None:
+                    errors.write(_from(bad, self.side.floor.get(one.partition, 0)))
+                good = with_folders(good)
+                for output, writer in zip(self.tables, writers, strict=True):
+                    wanted = _from(good, output.floor.get(one.partition, 0))
+                    writer.write(matching(wanted, output.filters))
+        return Ready([writer.close() for writer in writers], errors.close(), rows)
+
+    def _writer(self, output: Output) -> TableWriter:
+        return TableWriter(output.target, f"{output.name}-{self.number}" if output.name else "")
+
+
+def _from(rows: pa.Table, floor: int) -> pa.Table:
+    """The rows from an offset on; all of them, as a rule."""
+    if not rows.num_rows or rows.column("offset")[0].as_py() >= floor:
+        return rows
+    return rows.filter(pc.greater_equal(rows.column("offset"), floor))
+
+
 def land(
     spark: SparkSession,
     options: Options,
     told: Callable[[Step], object] = lambda step: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Land until all is there, or until `stopped`; how many rows have landed."""
-    offsets.Options.parse(options.for_source())  # what is wrong is told before Spark is asked
-    register(spark)
+    """Land until all is there, or until `stopped`; how many rows have landed.
+
+    Raises ConfigError where an option is wrong, RefusedError where the broker refuses, EngineError
+    where rows were lost, the broker stays away, the table cannot be written, or another process
+    lands the same query.
+    """
     landing = _Landing(spark, options)
     rows = 0
-    with landing.alone(), spark_errors():
-        query = landing.start()
+    with landing.lake.alone():
+        landing.refresh()
+        end = landing.latest() if options.once else None
         try:
-            seen = -1
-            while True:
-                is_over = stopped() or query.awaitTermination(_POLL)  # type: ignore[arg-type]  # takes a float
-                for progress in query.recentProgress:
-                    if progress["batchId"] > seen and progress["numInputRows"]:
-                        seen = progress["batchId"]
-                        step = landing.landed(progress)
-                        rows += step.rows
+            while not stopped():
+                began = time.monotonic()
+                step = landing.step(end)
+                if step is not None:
+                    rows += step.rows
+                    if step.rows:
                         told(step)
-                if is_over:
-                    return rows
+                    if step.lag and (end is None or landing.is_behind(end)):
+                        continue
+                if end is not None and not landing.is_behind(end):
+                    break
+                pause = options.every if options.every else (0.0 if step else IDLE)
+                _wait(began + pause, stopped)
+            landing.lake.close()
         finally:
-            query.stop()
+            landing.close()
+    return rows
+
+
+def _wait(until: float, stopped: Callable[[], bool]) -> None:
+    while (left := until - time.monotonic()) > 0 and not stopped():
+        time.sleep(min(left, STOP_POLL))
 
 
 class _Landing:
-    """One run of the query."""
+    """One run."""
 
     def __init__(self, spark: SparkSession, options: Options) -> None:
         self._spark = spark
         self._options = options
+        self._filters = options.filters
         self._client = LogClient(options.url, options.token, options.patience)
-        self._files = Files(spark, options.table)
-        self._table = self._files.whole(options.table)
-        self._side = table.side_table(self._table)
-        self._extents: dict[int, Mapping[int, Extent]] = {}
-        self._is_first = True
-        self._commits: Commits | None = None
-        if options.format in FILE_FORMATS:
-            self._commits = Commits(spark, options.table, f"{options.home}/landed")
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let no other process land with the same checkpoint, and finish what one has left."""
-        if self._commits is None:
-            yield
-            return
-        with self._commits.alone():
-            self._commits.recover()
-            yield
-
-    def start(self) -> StreamingQuery:
-        """Start the query."""
-        options = self._options
-        source = self._spark.readStream.format("wirelake").options(**options.for_source()).load()
-        writer = source.writeStream.foreachBatch(self._land).option(
-            "checkpointLocation", options.home
+        self._log = self._client.log()  # a broker that is not there is told of first
+        self.lake: Lake = lake(
+            options.tables(),
+            Storage.of(options.table, options.storage).beside("_errors"),
+            options.name,
+            ROWS,
+            format=options.format,
+            partition_by=options.partition_by,
+            file_bytes=options.file_bytes,
         )
-        if options.every:
-            writer = writer.trigger(processingTime=f"{round(options.every * 1000)} milliseconds")
+        self._compactor = Compactor(spark, options.few_files, options.file_bytes)
+        self._place: Offsets = {}  # where the next batch begins
+        self._lost: list[tuple[int, int, str]] = []  # partition, offset, why
+        self._told: Offsets = {}
+
+    def refresh(self) -> None:
+        """Ask the tables where to go on."""
+        self._log = self._client.log()
+        self.lake.refresh(self._log)
+        floors, self._lost = _floors(self._log, self.lake, self._options.skip_lost)
+        self._place = floors
+
+    def close(self) -> None:
+        """Finish the compaction that is under way."""
+        self._compactor.close()
+
+    def latest(self) -> Offsets:
+        """Where the log ends now."""
+        return {p: extent.next for p, extent in self._client.log().extents.items()}
+
+    def is_behind(self, end: Offsets) -> bool:
+        """Is there anything to land before this?"""
+        return any(at > self._place.get(p, 0) for p, at in end.items())
+
+    def step(self, until: Offsets | None) -> Step | None:
+        """Land one batch, if there is anything new."""
+        batch = self.lake.unfinished()
+        if batch is None:
+            batch = self._planned(until)
+            if batch is None:
+                self._tell()
+                return None
+        try:
+            return self._land(batch)
+        except TakenError as error:
+            if not self._options.go_on:
+                hint = "with --on-conflict continue it would go on behind that"
+                raise EngineError(f"{error.reason}; {hint}") from error
+            log.warning("%s; going on behind that", error.reason)
+            self.refresh()
+            return None
+
+    def _planned(self, until: Offsets | None) -> Batch | None:
+        now = self._client.log()
+        if now.id != self._log.id or _is_shorter(now, self._place):
+            self.refresh()
+            now = self._log
         else:
-            writer = writer.trigger(availableNow=True)
-        return writer.start()
+            self._log = now
+            for p, extent in now.extents.items():
+                at = self._place.setdefault(p, extent.first)
+                if at < extent.first:  # deleted while we were landing
+                    self.refresh()
+                    now = self._log
+                    break
+        end = {p: extent.next for p, extent in now.extents.items()}
+        if until is not None:
+            end = {p: min(at, max(until.get(p, 0), self._place[p])) for p, at in end.items()}
+        if end == self._place and not self._lost:
+            return None
+        end = offsets.share(self._place, end, self._options.batch_rows)
+        found = [Range(p, self._place[p], end[p]) for p in sorted(end) if end[p] > self._place[p]]
+        tasks = cut(found, 2 * direct.parallelism(self._spark))
+        return Batch(now.id, tasks, end, self._lost_rows())
 
-    def landed(self, progress: Any) -> Step:
-        """What a batch was, once it is over."""
-        (source,) = progress["sources"]
-        start, end, latest = (
-            Place.parse(_parsed(source[name]))
-            for name in ("startOffset", "endOffset", "latestOffset")
-        )
-        if self._options.skip_lost:
-            self._tell_lost(start, end, self._extents.pop(progress["batchId"], {}))
-        behind = (at - end.offsets.get(p, 0) for p, at in latest.offsets.items())
-        lag = sum(max(0, rows) for rows in behind)
-        return Step(progress["batchId"], progress["numInputRows"], lag)
+    def _land(self, batch: Batch) -> Step:
+        options = self._options
+        self.lake.begin(batch)
+        tables, side = self.lake.outputs()
+        works = [
+            LandRanges(
+                self._client,
+                batch.log,
+                ranges,
+                self._filters,
+                tables,
+                side,
+                options.skip_lost,
+                number,
+            )
+            for number, ranges in enumerate(batch.tasks)
+        ]
+        ready = direct.run(self._spark, works)
+        self.lake.commit(batch, ready)
+        if options.compact and isinstance(self.lake, DeltaLake):
+            self._compactor.added(
+                self.lake.tables, sum(len(files) for one in ready for files in one.files)
+            )
+        self._place = {**self._place, **batch.end}
+        self._lost = []
+        self._tell()
+        behind = (extent.next - self._place[p] for p, extent in self._client.log().extents.items())
+        rows = sum(one.rows for one in ready)
+        lag = sum(max(0, one) for one in behind)
+        return Step(self.lake.batch, rows, lag)
 
-    def _tell_lost(self, start: Place, end: Place, extents: Mapping[int, Extent]) -> None:
-        """Put into the side table what the log had no more when a batch began."""
+    def _lost_rows(self) -> pa.Table | None:
+        """What the log had no more, as the side table has it."""
+        lost = [one for one in self._lost if self.lake.side_floor.get(one[0], -1) <= one[1]]
+        if not lost:
+            return None
         now = datetime.now(UTC)
-        lost = []
-        for p, extent in extents.items():
-            at = start.offsets.get(p, extent.first)
-            if not start.is_in(end.log):
-                reason = f"the log {start.log} was replaced by {end.log}; what it had is not known"
-            elif at < extent.first:
-                reason = f"the rows up to {extent.first} were deleted before they were landed"
-            else:
-                continue
-            lost.append((f"log/{p}", at, reason, "", b"", now))
-        table.write_errors(self._spark, lost, self._side, format=self._options.format)
+        columns = zip(*((f"log/{p}", at, why, "", b"", now) for p, at, why in lost), strict=True)
+        arrays = [pa.array(list(one), kind.type) for one, kind in zip(columns, ERRORS, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=ERRORS)
 
-    # In a batch
-
-    def _land(self, rows: DataFrame, batch: int) -> None:
-        if self._options.skip_lost:
-            self._extents[batch] = self._client.log().extents
-        if self._commits is None:
-            rows.persist()  # it is looked at several times
-            try:
-                self._append(rows)
-            finally:
-                rows.unpersist()
+    def _tell(self) -> None:
+        """Tell the broker how far this is; landing goes on where that cannot be told."""
+        if self._place == self._told:
             return
-        touched = self._commits.commit(batch, lambda place: self._write(rows, place), self._place)
-        if self._options.compact:
-            for folder in sorted(touched - {self._side}):
-                options = self._options
-                self._commits.compact(folder, self._load, options.format, options.few_files)
+        self._told = dict(self._place)
+        client = LogClient(self._options.url, self._options.token, patience=0)
+        try:
+            client.advance(self._options.name, self._told)
+        except WirelakeError as error:
+            log.warning("the progress of %s was not told: %s", self._options.name, error)
 
-    def _write(self, rows: DataFrame, place: str) -> None:
-        """Write a batch in one pass; bad rows to a folder of their own, then as what they are."""
-        day = F.when(_fault() == "", F.col("date").cast("string")).otherwise(_BAD)
-        self._save(table.with_folders(rows).withColumn("date", day), f"{place}/rows")
-        bad = f"{place}/rows/date={_BAD}"
-        if files := [file.path for file in self._files.below(bad)]:
-            self._save(_errors(self._load(files)), f"{place}/errors")
-            self._files.delete(bad)
 
-    def _save(self, rows: DataFrame, place: str) -> None:
-        folders = [name for name in table.FOLDERS if name in rows.columns]
-        with spark_errors():
-            rows.write.format(self._options.format).partitionBy(*folders).save(place)
+def _is_shorter(now: Log, place: Offsets) -> bool:
+    return any(p not in now.extents or at > now.extents[p].next for p, at in place.items())
 
-    def _load(self, files: list[str]) -> DataFrame:
-        with spark_errors():
-            reader = self._spark.read.format(self._options.format).schema(table.LOG_SCHEMA)
-            return reader.load(files)
 
-    def _place(self, file: File) -> str:
-        kind, _, folder = file.folder.partition("/")
-        return f"{self._table}/{folder}" if kind == "rows" else self._side
+def _floors(found: Log, lake: Lake, skip_lost: bool) -> tuple[Offsets, list[tuple[int, int, str]]]:
+    """Where to go on in a log, and what it has no more; raises EngineError unless that is fine.
 
-    # Formats with commits of their own
-
-    def _append(self, rows: DataFrame) -> None:
-        if self._is_first and self._is_there(rows):
-            return
-        self._is_first = False
-        # A place that may be a name, so it is taken as it was given.
-        format, place = self._options.format, self._options.table
-        bad = rows.where(_fault() != "")
-        with spark_errors():
-            if not bad.isEmpty():
-                side = table.side_table(place)
-                _errors(bad).write.format(format).mode("append").save(side)
-        table.write(rows.where(_fault() == ""), place, format=format)
-
-    def _is_there(self, rows: DataFrame) -> bool:
-        """Whether a batch is in the table, told by its first row of each partition."""
-        with spark_errors():
-            first = F.min(F.struct("offset", "timestamp")).alias("row")
-            firsts = rows.groupBy("partition").agg(first).collect()
-            try:
-                landed = self._spark.read.format(self._options.format).load(self._options.table)
-            except AnalysisException:  # there is no table yet
-                return False
-            for found in firsts:
-                same = (
-                    (F.col("partition") == found["partition"])
-                    & (F.col("offset") == found["row"]["offset"])
-                    & (F.col("timestamp") == found["row"]["timestamp"])
+    The place is that of the table which is furthest behind.
+    """
+    lost: list[tuple[int, int, str]] = []
+    hint = "with --skip-lost landing goes on with what there is"
+    if not lake.is_new and not any(lake.floors):
+        known = lake.last_log() or "another log"
+        if not skip_lost:
+            raise EngineError(
+                f"the log {known} was landed so far, but the broker has the log {found.id}: was "
+                "its data replaced? With --skip-lost that one is landed from its beginning"
+            )
+        why = f"the log {known} was replaced by {found.id}; what it had is not known"
+        first = {p: extent.first for p, extent in found.extents.items()}
+        return first, [(p, at, why) for p, at in first.items()]
+    place: Offsets = {}
+    for p, extent in found.extents.items():
+        at = min(floor.get(p, extent.first) for floor in lake.floors)
+        if at > extent.next:
+            text = f"partition {p} of the log ends at {extent.next}, but was landed up to {at}"
+            if not skip_lost:
+                raise EngineError(f"{text}: was the broker's data replaced? {hint}")
+            lost.append((p, at, f"{text}; what it had is not known"))
+            at = extent.first
+        elif at < extent.first:
+            if not skip_lost:
+                raise EngineError(
+                    f"the rows {at} to {extent.first - 1} of partition {p} of the log were deleted "
+                    f"before they were landed; {hint}"
                 )
-                if not landed.where(same).isEmpty():
-                    return True
-        return False
+            lost.append(
+                (p, at, f"the rows up to {extent.first} were deleted before they were landed")
+            )
+            at = extent.first
+        place[p] = at
+    return place, lost
 
 
-def _fault() -> Column:
-    """Why a row has no place in the table; empty where it has."""
-    time = F.col("timestamp")
-    outside = (time < F.lit(_FIRST)) | (time >= F.lit(_END))
-    return (
-        F.when(outside, "a time that no calendar has")
-        .when(~F.is_valid_utf8("address"), "an address that is not UTF-8")
-        .otherwise("")
-    )
+def cut(found: list[Range], most: int) -> tuple[tuple[Range, ...], ...]:
+    """Ranges shared out to tasks of the same size: as few as sensible, `most` at most.
 
-
-def _errors(bad: DataFrame) -> DataFrame:
-    """Bad rows as the side table has them."""
-    return bad.select(
-        F.concat(F.lit("log/"), F.col("partition").cast("string")).alias("file"),
-        "offset",
-        _fault().alias("reason"),
-        "dialect",
-        F.substring("payload", 1, EXCERPT).alias("excerpt"),
-        F.current_timestamp().alias("time"),
-    )
-
-
-def _parsed(offset: Any) -> Any:
-    """An offset of a query's progress; there is none before the first batch."""
-    return json.loads(offset or "{}") or {} if isinstance(offset, str | None) else offset
+    A task may have ranges of several partitions: a small batch is to be one file.
+    """
+    total = sum(map(len, found))
+    count = max(1, min(most, -(-total // TASK_ROWS)))
+    tasks: list[list[Range]] = [[] for _ in range(count)]
+    done = 0
+    for one in found:
+        start = one.start
+        while start < one.stop:
+            number = done * count // total
+            stop = min(one.stop, start + -(-total * (number + 1) // count) - done)
+            tasks[number].append(Range(one.partition, start, stop))
+            done += stop - start
+            start = stop
+    return tuple(tuple(task) for task in tasks if task)

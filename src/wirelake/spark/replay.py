@@ -30,6 +30,7 @@ from wirelake.client.dialects import ABILITIES
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.spark import table
 from wirelake.spark.session import progress, spark_errors
+from wirelake.spark.storage import Storage
 
 #: What is published again.
 OPS = ("publish", "enqueue")
@@ -43,9 +44,8 @@ _COLUMNS = ("address", "payload", "content_type", "priority", "ttl", "headers")
 class Options:
     """What to replay, where to, and how fast."""
 
-    table: str
+    table: str | Storage
     to: str  # the broker, with its dialect
-    format: str = "parquet"
     filter: str = ""
     since: datetime | None = None
     until: datetime | None = None
@@ -91,7 +91,6 @@ def messages(spark: SparkSession, options: Options) -> DataFrame:
     rows = table.read(
         spark,
         options.table,
-        format=options.format,
         since=options.since,
         until=options.until,
         filter=options.filter,

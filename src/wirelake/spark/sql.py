@@ -1,7 +1,7 @@
 """`wirelake lake sql`: one statement over the table (`lake`) and, live, over the log (`log`).
 
-Both views have the columns of the log; `lake` has `date` and `level` beside them, by which it is
-stored: a query that names a day or a first level reads nothing else. Of `log` the broker itself
+Both views have the columns of the log; `lake` has `date` and `level` beside them. A Delta table can
+be asked as it was: at a version, or at a time. Of `log` the broker itself
 leaves out what a query's address, time, offset or partition does.
 """
 
@@ -17,23 +17,28 @@ from wirelake.errors import ConfigError
 from wirelake.spark import table
 from wirelake.spark.session import spark_errors
 from wirelake.spark.source import register
+from wirelake.spark.storage import Storage
 
 
 def query(
     spark: SparkSession,
     statement: str,
     *,
-    lake: str = "",
-    format: str = "parquet",
+    lake: str | Storage = "",
+    version: int | None = None,
+    as_of: datetime | None = None,
     url: str = "",
     token: str = "",
 ) -> DataFrame:
-    """What a statement finds in a table, in a broker's log, or in both."""
+    """What a statement finds in a table, in a broker's log, or in both.
+
+    The table is read as it is now, or as it was at a version or at a time.
+    """
     if not (lake or url):
         raise ConfigError("--table", "say where the table is, or where the broker is with --url")
     with spark_errors():
         if lake:
-            table.read(spark, lake, format=format).createOrReplaceTempView("lake")
+            table.read(spark, lake, version=version, as_of=as_of).createOrReplaceTempView("lake")
         if url:
             register(spark)
             options = {"url": url, "includeHeaders": "true"} | ({"token": token} if token else {})

@@ -1,12 +1,8 @@
-"""The table: the log's schema in Parquet (or any other Spark format), and what could not be read.
+"""The table as Spark reads it, and its side table.
 
-Rows are those of the log (`wirelake.wire.arrow.SCHEMA`) and two columns that name folders: `date`,
-the day of the timestamp (UTC), and `level`, the first level of the address. Folders have safe
-names: a level that is empty is `_empty`, one that is long or has odd characters keeps what can be
-kept of it and gets a checksum; `address` has it as it is. The schema is given when the table is
-read, never guessed, so it is the same whatever files there are.
-
-What could not be read stands in a side table next to it, `<table>_errors`, with the reason.
+A Delta table is read through its list of files: Delta's own Spark package is not needed, and what
+is committed, compacted or vacuumed later does not disturb a query that has begun. A folder of plain
+Parquet files is read as it is listed.
 """
 
 from __future__ import annotations
@@ -14,110 +10,48 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    DateType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-from wirelake.errors import ConfigError
+from wirelake.errors import ConfigError, EngineError
+from wirelake.spark.files import Written, folders
+from wirelake.spark.rows import ERRORS, ROWS
 from wirelake.spark.session import spark_errors
+from wirelake.spark.storage import Storage
 from wirelake.wire.arrow import SCHEMA
 
-#: The log's schema, as Spark has it.
+#: The schemas of the log, the table and the side table, as Spark has them.
 LOG_SCHEMA = from_arrow_schema(SCHEMA)
-
-#: The columns that name folders.
-FOLDERS = ("date", "level")
-
-TABLE_SCHEMA = StructType(
-    [*LOG_SCHEMA.fields, StructField("date", DateType()), StructField("level", StringType())]
-)
-
-#: The side table: where something could not be read, and why.
-ERRORS_SCHEMA = StructType(
-    [
-        StructField("file", StringType(), False),
-        StructField("offset", LongType(), False),  # in the file, in bytes
-        StructField("reason", StringType(), False),
-        StructField("dialect", StringType(), False),
-        StructField("excerpt", BinaryType(), False),  # the bytes there
-        StructField("time", TimestampType(), False),  # when it was found
-    ]
-)
-
-_SAFE_LEVEL = r"^[A-Za-z0-9.-][A-Za-z0-9._-]{0,63}\z"
-_ODD = "[^A-Za-z0-9._-]"
-
-
-def level(address: Column) -> Column:
-    """The first level of an address, as the name of a folder."""
-    first = F.substring_index(address, "/", 1)
-    kept = F.substring(F.regexp_replace(first, _ODD, "_"), 1, 48)
-    marked = F.concat(F.lit("_"), kept, F.lit("-"), F.lower(F.hex(F.crc32(first))))
-    return F.when(first == "", "_empty").when(first.rlike(_SAFE_LEVEL), first).otherwise(marked)
-
-
-def with_folders(rows: DataFrame) -> DataFrame:
-    """Rows of the log with the columns that name their folders."""
-    return rows.withColumns({"date": F.to_date("timestamp"), "level": level(F.col("address"))})
-
-
-def write(rows: DataFrame, table: str, *, format: str = "parquet", overwrite: bool = False) -> None:
-    """Add rows of the log to a table, or let them be all of it."""
-    with spark_errors():
-        writer = (
-            with_folders(rows).write.format(format).mode("overwrite" if overwrite else "append")
-        )
-        writer.partitionBy(*FOLDERS).save(table)
-
-
-def write_errors(
-    spark: SparkSession,
-    errors: list[tuple[str, int, str, str, bytes, datetime]],
-    side: str,
-    *,
-    format: str = "parquet",
-    overwrite: bool = False,
-) -> None:
-    """Add rows to a side table, or let them be all of it."""
-    if not errors and not overwrite:
-        return
-    with spark_errors():
-        rows = spark.createDataFrame(errors, ERRORS_SCHEMA).coalesce(1)
-        rows.write.format(format).mode("overwrite" if overwrite else "append").save(side)
+TABLE_SCHEMA = from_arrow_schema(ROWS)
+ERRORS_SCHEMA = from_arrow_schema(ERRORS)
 
 
 def side_table(table: str) -> str:
-    """Where the side table of a table is, unless it is said."""
+    """Where the side table of a table is, unless another place is given."""
     return table.rstrip("/") + "_errors"
 
 
 def read(
     spark: SparkSession,
-    table: str,
+    place: str | Storage,
     *,
-    format: str = "parquet",
+    version: int | None = None,
+    as_of: datetime | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
     filter: str = "",
 ) -> DataFrame:
-    """Rows of a table, from `since` on, before `until`, whose address matches a filter."""
-    reader = spark.read.format(format)
-    if format == "parquet":
-        reader = reader.schema(TABLE_SCHEMA)
-    with spark_errors():
-        rows = reader.load(table)
-        missing = set(TABLE_SCHEMA.names).difference(rows.columns)
-    if missing:
-        raise ConfigError("--table", f"{table} has no column {', '.join(sorted(missing))}")
+    """Rows of a table, from `since` on, before `until`, whose address matches a filter.
+
+    Of a Delta table as it is now, at a version, or at a time. Its files are found by its log, so
+    what is committed or compacted meanwhile changes nothing.
+    """
+    storage = place if isinstance(place, Storage) else Storage.of(place)
+    rows = _load(spark, storage, version, as_of)
+    if missing := set(TABLE_SCHEMA.names).difference(rows.columns):
+        raise ConfigError("--table", f"{storage.uri} has no column {', '.join(sorted(missing))}")
     if since is not None:
         rows = rows.where((F.col("date") >= since.date()) & (F.col("timestamp") >= since))
     if until is not None:
@@ -125,6 +59,47 @@ def read(
     if filter:
         rows = rows.where(F.col("address").rlike(pattern(filter)))
     return rows
+
+
+def read_errors(spark: SparkSession, place: str | Storage) -> DataFrame:
+    """The rows of a side table; none where there is no such table."""
+    storage = place if isinstance(place, Storage) else Storage.of(place)
+    from wirelake.spark import commits  # the source needs the schemas above, but no delta-rs
+
+    if not commits.exists(storage) and not storage.files():
+        return spark.createDataFrame([], ERRORS_SCHEMA)
+    return _load(spark, storage, None, None, ERRORS)
+
+
+def _load(
+    spark: SparkSession,
+    storage: Storage,
+    version: int | None,
+    as_of: datetime | None,
+    schema: pa.Schema = ROWS,
+) -> DataFrame:
+    from wirelake.spark import commits, store_reader
+
+    if commits.exists(storage):
+        table = commits.Table(storage, version=version, as_of=as_of)
+        arrow = table.schema
+        files = table.files()
+    else:
+        if version is not None or as_of is not None:
+            option = "--as-of" if version is None else "--version"
+            raise ConfigError(option, f"{storage.uri} is no Delta table, so it has no versions")
+        arrow = schema
+        files = [Written(name, 0, 0, folders(name)) for name in storage.files()]
+        if not files:
+            raise EngineError(f"{storage.uri}: there is no table")
+    kinds = from_arrow_schema(arrow)
+    with spark_errors():
+        if not files:
+            return spark.createDataFrame([], kinds)
+        if not storage.is_local:
+            return store_reader.load(spark, storage, files, arrow)
+        paths = [f"{storage.uri}/{file.path}" for file in files]
+        return spark.read.schema(kinds).option("basePath", storage.uri).parquet(*paths)
 
 
 def pattern(filter: str) -> str:

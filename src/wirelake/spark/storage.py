@@ -1,0 +1,166 @@
+"""Where a table is: a folder of this machine, or a place in an object store.
+
+Both libraries that touch a table, pyarrow for its files and delta-rs for its commits, are given the
+same options. They have the names that delta-rs knows (`AWS_REGION`, `AWS_ENDPOINT_URL`, …), in
+capitals or not; what is not given is taken from the environment, as the clouds' own tools do it.
+
+An executor gets a `Storage` with its task, so it is a plain value that can be pickled.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from wirelake.errors import ConfigError, EngineError
+
+#: Schemes of object stores.
+SCHEMES = ("s3", "gs", "abfss")
+#: What options of a store begin with.
+PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A place for a table, and how its store is reached."""
+
+    uri: str  # an absolute path, or scheme://bucket/path
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may have secrets
+
+    @classmethod
+    def of(cls, place: str, options: Mapping[str, str] | None = None) -> Storage:
+        """The place that a user has named; raises ConfigError where it cannot be one."""
+        given = {name.upper(): value for name, value in (options or {}).items()}
+        for name in given:
+            if not name.startswith(PREFIXES):
+                text = f"{name} is no option of a store; they begin with {', '.join(PREFIXES)}"
+                raise ConfigError("--storage", text)
+        scheme = _SCHEME.match(place)
+        if scheme is None:
+            return cls(str(Path(place).absolute()), given)
+        if scheme[1].lower() == "file":
+            return cls(unquote(urlsplit(place).path).rstrip("/") or "/", given)
+        if scheme[1].lower() not in SCHEMES:
+            known = ", ".join(f"{one}://" for one in SCHEMES)
+            raise ConfigError("--table", f"{place}: a table is a folder, or in {known}")
+        return cls(place.rstrip("/"), given)
+
+    @property
+    def is_local(self) -> bool:
+        """Is it a folder of this machine?"""
+        return _SCHEME.match(self.uri) is None
+
+    def beside(self, suffix: str) -> Storage:
+        """The place next to this one whose name has a suffix."""
+        return Storage(self.uri + suffix, self.options)
+
+    def open(self) -> tuple[fs.FileSystem, str]:
+        """The file system, and the path of the place in it."""
+        if self.is_local:
+            return fs.LocalFileSystem(), self.uri
+        parts = urlsplit(self.uri)
+        path = f"{parts.netloc}{parts.path}"
+        match parts.scheme:
+            case "s3":
+                return fs.S3FileSystem(**self._s3()), path
+            case "gs":
+                return fs.GcsFileSystem(), path
+        container, _, host = parts.netloc.partition("@")
+        account = self._get("AZURE_STORAGE_ACCOUNT_NAME") or host.partition(".")[0]
+        key = self._get("AZURE_STORAGE_ACCOUNT_KEY") or None
+        system = fs.AzureFileSystem(account_name=account, account_key=key)
+        return system, f"{container}{parts.path}"
+
+    @property
+    def for_delta(self) -> dict[str, str]:
+        """The options for delta-rs."""
+        given = dict(self.options)
+        if self._get("AWS_ENDPOINT_URL").startswith("http://"):
+            given.setdefault("AWS_ALLOW_HTTP", "true")
+        return given
+
+    def _get(self, name: str) -> str:
+        return self.options.get(name) or os.environ.get(name, "")
+
+    def _s3(self) -> dict[str, Any]:
+        wanted = {
+            "access_key": self._get("AWS_ACCESS_KEY_ID"),
+            "secret_key": self._get("AWS_SECRET_ACCESS_KEY"),
+            "session_token": self._get("AWS_SESSION_TOKEN"),
+            "region": self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION"),
+        }
+        if endpoint := self._get("AWS_ENDPOINT_URL"):
+            parts = urlsplit(endpoint)
+            wanted |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+        return {name: value for name, value in wanted.items() if value}
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file that is there as a whole, or not at all."""
+        system, path = self.open()
+        with _store_errors(self.uri):
+            if self.is_local:
+                target = Path(path, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                draft = target.with_name(f".{target.name}.{os.getpid()}")
+                with draft.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                draft.replace(target)
+                return
+            with system.open_output_stream(f"{path}/{name}") as stream:
+                stream.write(data)
+
+    def read(self, name: str) -> bytes | None:
+        """What is in a small file; None where there is none."""
+        system, path = self.open()
+        with _store_errors(self.uri):
+            if system.get_file_info(f"{path}/{name}").type != fs.FileType.File:
+                return None
+            with system.open_input_file(f"{path}/{name}") as file:
+                data: bytes = file.read()
+                return data
+
+    def files(self, ending: str = ".parquet") -> list[str]:
+        """The paths of the files in it that readers see, from the place itself on."""
+        system, path = self.open()
+        with _store_errors(self.uri):
+            found = system.get_file_info(
+                fs.FileSelector(path, allow_not_found=True, recursive=True)
+            )
+        names = [one.path[len(path) :].lstrip("/") for one in found if one.is_file]
+        return sorted(
+            name
+            for name in names
+            if name.endswith(ending) and not any(p.startswith(("_", ".")) for p in name.split("/"))
+        )
+
+    def delete(self, name: str) -> None:
+        """Delete a file."""
+        system, path = self.open()
+        with _store_errors(self.uri):
+            system.delete_file(f"{path}/{name}")
+
+
+class _store_errors:  # noqa: N801 - used as a statement
+    """Lets what a store raises be an `EngineError`."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError | pa.ArrowException):
+            raise EngineError(f"{self._uri}: {error}") from error
