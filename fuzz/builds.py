@@ -36,12 +36,23 @@ class Build:
     errors: ModuleType
 
     def encoders(self) -> dict[str, Any]:
-        """Every kind there is: for a client and for a broker, and mfp's that splits."""
-        made = {name: self.wire.encoder(name) for name in self.wire.DIALECTS}
-        for name in self.wire.DIALECTS:
-            broker = made[f"{name} broker"] = self.wire.encoder(name, client=False)
-            broker.origin, broker.first = b"client-1", True
-        return made | {"mfp-1 split": self.mfp.MfpEncoder(split=True)}
+        """Every kind there is, by name."""
+        return {name: self.encoder(name) for name in self.encoder_names()}
+
+    def encoder_names(self) -> list[str]:
+        """A dialect, for a client; with `broker`, for a broker; and mfp's that splits."""
+        dialects = self.wire.DIALECTS
+        return [*dialects, *(f"{name} broker" for name in dialects), "mfp-1 split"]
+
+    def encoder(self, name: str) -> Any:
+        """A new encoder of this kind."""
+        dialect, _, kind = name.partition(" ")
+        if kind == "split":
+            return self.mfp.MfpEncoder(split=True)
+        made = self.wire.encoder(dialect, client=not kind)
+        if kind:
+            made.origin, made.first = b"client-1", True
+        return made
 
     def strict(self, data: bytes) -> bytes:
         """The same bytes, guarded where this build can be watched."""
