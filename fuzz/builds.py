@@ -36,14 +36,26 @@ class Build:
     errors: ModuleType
 
     def encoders(self) -> dict[str, Any]:
-        """Every kind: for a client, for a broker, mfp that splits, TMQ that is little-endian."""
-        made = {name: self.wire.encoder(name) for name in self.wire.DIALECTS}
-        for name in self.wire.DIALECTS:
-            broker = made[f"{name} broker"] = self.wire.encoder(name, client=False)
-            broker.origin, broker.first = b"client-1", True
-        little = made["tmq-1.01 little"] = self.wire.encoder("tmq-1.01", client=False)
-        little.little = True
-        return made | {"mfp-1 split": self.mfp.MfpEncoder(split=True)}
+        """Every kind there is, by name."""
+        return {name: self.encoder(name) for name in self.encoder_names()}
+
+    def encoder_names(self) -> list[str]:
+        """A dialect, for a client; with `broker`, for a broker; mfp's that splits; TMQ's other order."""
+        dialects = self.wire.DIALECTS
+        kinds = [*dialects, *(f"{name} broker" for name in dialects)]
+        return [*kinds, "mfp-1 split", "tmq-1.01 little"]
+
+    def encoder(self, name: str) -> Any:
+        """A new encoder of this kind."""
+        dialect, _, kind = name.partition(" ")
+        if kind == "split":
+            return self.mfp.MfpEncoder(split=True)
+        made = self.wire.encoder(dialect, client=not kind)
+        if kind == "little":
+            made.little = True
+        elif kind:
+            made.origin, made.first = b"client-1", True
+        return made
 
     def scanner(self, encoder: str) -> Any:
         """A scanner for what one of these encoders writes, wherever in a stream it begins."""

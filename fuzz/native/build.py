@@ -113,7 +113,7 @@ def build_kernels(tools: Toolchain) -> Path:
     return library
 
 
-def build_driver(tools: Toolchain) -> Path:
+def build_driver(tools: Toolchain, folder: Path) -> Path:
     """Compile libFuzzer as a module of Python; return its library, to be loaded before all others.
 
     Its counters would else be taken for those of the sanitizer's runtime, which count nothing.
@@ -121,7 +121,7 @@ def build_driver(tools: Toolchain) -> Path:
     source = ROOT / "fuzz" / "native" / "driver.c"
     archive = _runtime(tools.compiler, f"libclang_rt.fuzzer_no_main-{os.uname().machine}.a")
     command = [tools.compiler, "-O2", "-g1", "-fsanitize=address", "-shared-libasan"]
-    return compile_extension([source], tools.folder / "driver", command, [archive, "-lstdc++"])
+    return compile_extension([source], folder / "driver", command, [archive, "-lstdc++"])
 
 
 def compile_kernel(source: Path, folder: Path, tools: Toolchain | None = None) -> Path:

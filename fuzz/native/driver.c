@@ -32,7 +32,7 @@ static PyObject *test, *mutate;
 static unsigned long long inputs, given, read_, limit;
 static double began, told;
 static struct { size_t size; uint8_t data[GOOD_SIZE]; } good[GOOD];
-static size_t goods, next_good;
+static size_t goods;
 static struct { uint64_t code; size_t used; } known[KNOWN];
 
 static double now(void)
@@ -70,17 +70,17 @@ static uint64_t code_of(const uint8_t *data, size_t size)
     return code ^ code >> 32;
 }
 
-static int run_one(const uint8_t *data, size_t size)
+/* Let `test` read an input; returns how many bytes it read. */
+static size_t try_one(const uint8_t *data, size_t size)
 {
     PyObject *view = PyMemoryView_FromMemory((char *)data, (Py_ssize_t)size, PyBUF_READ);
     PyObject *result = view ? PyObject_CallOneArg(test, view) : NULL;
-    uint64_t code;
+    uint64_t code = code_of(data, size);
     long long used = result ? PyLong_AsLongLong(result) : -1;
-    if (used < 0 || PyErr_Occurred())
+    if (used < 0 || (size_t)used > size || PyErr_Occurred())
         found();
     Py_DECREF(result);
-    /* Whoever kept the view would read memory that is gone: that is not the library's fault. */
-    result = PyObject_CallMethod(view, "release", NULL);
+    result = PyObject_CallMethod(view, "release", NULL); /* fails where somebody kept it */
     if (result == NULL)
         found();
     Py_DECREF(result);
@@ -88,17 +88,36 @@ static int run_one(const uint8_t *data, size_t size)
     inputs++;
     given += size;
     read_ += (unsigned long long)used;
-    code = code_of(data, size);
     known[code % KNOWN].code = code;
     known[code % KNOWN].used = (size_t)used;
-    if (used > 0 && used <= GOOD_SIZE) {
-        good[next_good].size = (size_t)used;
-        memcpy(good[next_good].data, data, (size_t)used);
-        next_good = (next_good + 1) % GOOD;
-        if (goods < GOOD)
-            goods++;
+    return (size_t)used;
+}
+
+/* Keep a beginning that was read, if it can also be read behind another one. */
+static void keep(const uint8_t *data, size_t size)
+{
+    static unsigned dice = 1;
+    size_t k = goods ? rand_r(&dice) % goods : 0, front = goods ? good[k].size : size;
+    uint8_t *both;
+    if (goods == GOOD && rand_r(&dice) % 8)
+        return;
+    both = malloc(front + size);
+    memcpy(both, goods ? good[k].data : data, front);
+    memcpy(both + front, data, size);
+    if (try_one(both, front + size) == front + size) {
+        k = goods < GOOD ? goods++ : rand_r(&dice) % GOOD;
+        good[k].size = size;
+        memcpy(good[k].data, data, size);
     }
-    if (inputs % 256 == 0 && now() - told > 5)
+    free(both);
+}
+
+static int run_one(const uint8_t *data, size_t size)
+{
+    size_t used = try_one(data, size);
+    if (used > 0 && used <= GOOD_SIZE)
+        keep(data, used);
+    if (inputs % 256 < 2 && now() - told > 5)
         tell();
     if (read_ >= limit) {
         tell();
@@ -150,12 +169,15 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned
         return (size_t)length;
     }
     if (way < 4 && size < most) {
-        if (way == 1 && size)
+        if (way != 1 && size)
             size = LLVMFuzzerMutate(data, size, most);
         size = lengthen(data, size, most, dice);
-        if (way == 2)
-            size = LLVMFuzzerMutate(data, size, most);
         return size;
+    }
+    /* Behind a change little is read: in a long input the last bytes are the ones to change. */
+    if (size > 2048 && way != 4) {
+        size_t kept = size - 1 - rand_r(&dice) % 1024;
+        return kept + LLVMFuzzerMutate(data + kept, size - kept, most - kept);
     }
     return LLVMFuzzerMutate(data, size, most);
 }

@@ -70,19 +70,24 @@ class Kernels:
         self.wire = build.wire
         self.default = build.message.Limits()
         self.small = build.message.Limits(**LIMITS)
-        self.tables = {rows: build.wire.FrameTable(rows) for rows in (1, 7, 64, 1024)}
-        self.other = build.wire.FrameTable(1024)
-        self.encoders = list(build.encoders())
+        self.encoders = build.encoder_names()
+        self._tables: dict[tuple[str, int], Any] = {}
 
     def written(self, name: str) -> _Written:
         """A new encoder, by one of the names in `encoders`."""
-        return _Written(name.partition(" ")[0], self.build.encoders()[name])
+        return _Written(name.partition(" ")[0], self.build.encoder(name))
 
-    def table(self, chance: random.Random, size: int) -> Any:
+    def table(self, use: str, rows: int = 1024) -> Any:
+        """A table for one use: one that changes its dialect is cleared, which takes long."""
+        if (use, rows) not in self._tables:
+            self._tables[use, rows] = self.wire.FrameTable(rows)
+        return self._tables[use, rows]
+
+    def table_for(self, dialect: str, size: int, chance: random.Random) -> Any:
         """A table for an input of this size; a short one is read a few rows at a time."""
         if size <= 512:
-            return self.tables[chance.choice((1, 7, 64))]
-        return self.tables[64 if size <= 8192 else 1024]
+            return self.table(dialect, chance.choice((1, 7, 64)))
+        return self.table(dialect, 64 if size <= 8192 else 1024)
 
     def scan(
         self,
@@ -158,9 +163,9 @@ class Stream:
         kernels, chance = self.kernels, random.Random(zlib.crc32(data))
         small = len(data) <= _SMALL  # of a large one less is done, so that more of them are read
         limits = kernels.small if chance.random() < (0.5 if small else 0.1) else kernels.default
-        table = kernels.table(chance, len(data))
+        table = kernels.table_for(self.dialect, len(data), chance)
         writing = [kernels.written(name) for name in chance.sample(kernels.encoders, 1 + small)]
-        arrow = chance.random() < (0.5 if small else 0.2)
+        arrow = chance.random() < (0.5 if small else 0.1)
         objects = small and chance.random() < 0.1
         reading, filled = kernels.scan(self.dialect, limits, table, _whole(data))
         for rows in filled:
@@ -182,7 +187,7 @@ class Stream:
 
     def _through_arrow(self, table: Any, chance: random.Random) -> None:
         kernels = self.kernels
-        arrow, back = kernels.build.arrow, kernels.other
+        arrow, back = kernels.build.arrow, kernels.table("Arrow")
         some = None
         if chance.random() < 0.3:
             some = array("i", sorted(chance.choices(range(table.count), k=min(9, table.count))))
@@ -197,7 +202,7 @@ class Stream:
 
     def _read_back(self, written: _Written) -> None:
         frames = exact(written.frames)
-        table = self.kernels.tables[1024]
+        table = self.kernels.table(f"{written.dialect} again")
         reading, filled = self.kernels.scan(
             written.dialect, self.kernels.default, table, _whole(frames)
         )
@@ -230,7 +235,7 @@ class Tables:
         chance = random.Random(zlib.crc32(data))
         dialects = self.kernels.wire.DIALECTS
         dialect = dialects[data[0] % len(dialects)]
-        table = self.kernels.table(chance, len(data))
+        table = self.kernels.table_for(dialect, len(data), chance)
         reading, filled = self.kernels.scan(dialect, self.kernels.default, table, _whole(data[1:]))
         for rows in filled:
             self.use(rows, chance)

@@ -78,7 +78,7 @@ class Runner:
             f"building the kernels with {self.tools.compiler}, for minutes if all are new"
         )
         library = build.build_kernels(self.tools)
-        driver = build.build_driver(self.tools)
+        driver = build.build_driver(self.tools, self.tools.folder)
         self.environment = build.environment(self.tools, library, self.tools.folder, driver=driver)
 
     def run(self, target: str, limit: int, seconds: int) -> Run:
@@ -99,7 +99,7 @@ class Runner:
             ),
             *(f"-max_len={MAX_INPUT}", "-timeout=60", "-rss_limit_mb=2048", "-verbosity=1"),
             *(f"-artifact_prefix={findings}/{target}-", f"-max_total_time={seconds}"),
-            *("-print_final_stats=0", "-reload=0", str(corpus), str(seeds)),
+            *("-mutate_depth=2", "-reload=0", str(corpus), str(seeds)),
         ]
         with subprocess.Popen(
             command,
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--input", type=Path, help="run this input of the one target, and stop")
     parser.add_argument("--work", type=Path, default=build.FOLDER, help="for what is learnt")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=120)
     try:
         runner = Runner(console, options.work, usual)
     except build.BuildError as error:
@@ -175,7 +175,7 @@ def main() -> int:
     for target in options.target or names:
         limit = options.bytes / SHARE_OF_OTHERS if target in OTHERS else options.bytes
         runs.append(runner.run(target, int(limit), options.seconds))
-        console.print(report(runs[-1:]))
+        console.print(f"{target}: {runs[-1].state}")
     console.print(report(runs))
     found = [run for run in runs if run.state != "no finding"]
     for run in found:

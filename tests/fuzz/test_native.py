@@ -11,7 +11,7 @@ from fuzz.native import build
 from fuzz.native.exercise import OTHERS
 from wirelake.wire import DIALECTS
 
-MUTATIONS = 150
+MUTATIONS = 600
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +89,29 @@ def test_a_fault_in_a_kernel_is_reported(
         assert report in result.stderr
     else:
         assert (result.returncode, result.stdout) == (0, "127\n"), result.stderr
+
+
+DRIVEN = """
+import driver, kernel
+def test(view):
+    if len(view) > 2:
+        kernel.run(view, len(view) - {inside})
+    return 0
+driver.run(["exact", "-runs=200", "-max_len=64"], test, lambda data, most, seed: data, 1 << 40)
+"""
+
+
+@pytest.mark.slow
+def test_libfuzzer_hands_out_memory_of_exactly_the_size_of_an_input(tmp_path: Path) -> None:
+    try:
+        tools = build.clang()
+        driver = build.build_driver(tools, tmp_path)
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    (tmp_path / "kernel.py").write_text(KERNEL.format(fault="p[k]"))
+    build.compile_kernel(tmp_path / "kernel.py", tmp_path / "made", tools)
+    environment = build.environment(tools, tmp_path / "made", tmp_path, driver=driver)
+    beyond, inside = (run(environment, "-c", DRIVEN.format(inside=k)) for k in (0, 1))
+    assert inside.returncode == 0, inside.stderr
+    assert beyond.returncode != 0
+    assert "heap-buffer-overflow" in beyond.stderr
