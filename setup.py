@@ -28,6 +28,7 @@ KERNELS = [
     "wirelake.wire.tmq",
     "wirelake.wire.arrow",
     "wirelake.broker.route",
+    "wirelake.broker.subscriptions",
     "wirelake.engine.arrow_stream",
     "wirelake.engine.batch",
 ]

@@ -40,7 +40,7 @@ class Build:
         return {name: self.encoder(name) for name in self.encoder_names()}
 
     def encoder_names(self) -> list[str]:
-        """A dialect, for a client; with `broker`, for a broker; mfp's that splits; TMQ's other order."""
+        """A dialect, for a client; with `broker`, for a broker; mfp that splits; little TMQ."""
         dialects = self.wire.DIALECTS
         kinds = [*dialects, *(f"{name} broker" for name in dialects)]
         return [*kinds, "mfp-1 split", "tmq-1.01 little"]

@@ -116,6 +116,21 @@ def test_a_section_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> No
     assert run("--from", file).returncode == 1
 
 
+@pytest.mark.slow
+def test_attacks_are_measured_beside_a_broker_that_nobody_attacks() -> None:
+    from bench.attacks import ATTACKS, QUIET, section
+
+    outcome = section(lambda step: None, quick=True)
+    found = {result.name: result for result in outcome.results}
+    for name in ATTACKS.keys() - {QUIET}:
+        result = found[f"ping p99, {name}"]
+        assert result.figures.keys() == {OURS, QUIET}
+        assert min(result.figures.values()) > 0
+    assert found["wildcard subscription, delay of others"].unit == "ms"
+    for result in outcome.results:
+        assert goal("attacks", result.name) is not None
+
+
 def descendants(pid: int) -> set[int]:
     """All processes that one has started, and those they have."""
     found = set()

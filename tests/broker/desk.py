@@ -149,9 +149,13 @@ class Client:
 
     def say(self, data: bytes) -> None:
         """Send bytes, as they come."""
-        data = self._rest + data
-        used = self.session.receive(memoryview(data), self.desk.now)
-        self._rest = data[used:]
+        self._rest += data
+        self._again = True
+        while self._again:
+            self._again, self._is_receiving = False, True
+            used = self.session.receive(memoryview(self._rest), self.desk.now)
+            self._rest = self._rest[used:]
+            self._is_receiving = False
 
     def send(self, *messages: Message) -> None:
         """Send messages of this dialect."""

@@ -124,6 +124,8 @@ class Node:
         self.quotas = Quotas()
         self.limits_of_strangers = limits  # until they have authenticated
         self.counters: Counter[str] = Counter()
+        #: What was done so far, in units of about 10 µs: so sessions know when to give way.
+        self.work = 0
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
         # so there is one for each dialect that is scanned, and small ones for what is small.
         self._tables: dict[str, FrameTable] = {}
@@ -408,6 +410,7 @@ class Node:
 
     def _audience_of(self, address: str, rights: Rights) -> Audience:
         self.counters["routes_worked_out"] += 1
+        self.work += 1
         try:
             check_topic(address)
             self.quotas.check_levels(address)
@@ -417,7 +420,9 @@ class Node:
             return self._intern((), "disconnect", refusal)
         if address in self.queues:
             return self._intern((), "disconnect", None, self.queues.open(address))
+        visited = self._topics.visited
         members = tuple(one for one in self._topics.match(address) if not one.closed)
+        self.work += (self._topics.visited - visited + len(members)) // 32
         captured = self.capture.takes(address)
         return self._intern(members, self.flow.policy_of(address), None, None, captured)
 
@@ -534,6 +539,7 @@ class Node:
         self, session: Session, queue: Queue, table: FrameTable, rows: array[int], now: float
     ) -> None:
         taken = array("i")
+        self.work += 2 * len(rows)
         for row in rows:
             message = table.message(row)
             try:
@@ -586,7 +592,9 @@ class Node:
             for queue in self.queues.all()
             if session.rights.allows("subscribe", queue.settings.name)
         )
-        return list(islice(states, LISTED_QUEUES))
+        listed = list(islice(states, LISTED_QUEUES))
+        self.work += len(listed) // 2
+        return listed
 
     def check_admin(self, session: Session, name: str) -> None:
         """May a session remove what others use?"""

@@ -7,7 +7,7 @@ else when the client asks for it, by `ack=1` or by giving a transaction or corre
 from __future__ import annotations
 
 import json
-from itertools import chain
+from collections.abc import Iterator
 
 import cbor2
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from wirelake.address import check_number, has_wildcard
 from wirelake.broker.flow import LARGE
 from wirelake.broker.session import Session
 from wirelake.broker.store import change
+from wirelake.engine.base import Entry
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message
 from wirelake.wire.kobold import KoboldScanner
@@ -132,11 +133,21 @@ class OpSession(Session):
     def _list(self, message: Message) -> None:
         """Every key that a filter matches as `set`, then OK with how many (decision 39)."""
         known = self.node.store.matching(self, message.address)
-        found = [entry for entry in known if entry.value is not None]
-        end = Message(op="ok", headers={"$count": str(len(found))})
-        self.send_all(
-            replace(answer, id=message.id, correlation_id=message.correlation_id)
-            for answer in chain(map(change, found), [end])
+        self.send_all(self._listed(message, known))
+
+    def _listed(self, message: Message, known: Iterator[Entry | None]) -> Iterator[Message | None]:
+        count = 0
+        for entry in known:
+            if entry is None:
+                yield None
+            elif entry.value is not None:
+                count += 1
+                yield replace(change(entry), id=message.id, correlation_id=message.correlation_id)
+        yield Message(
+            op="ok",
+            id=message.id,
+            correlation_id=message.correlation_id,
+            headers={"$count": str(count)},
         )
 
     def authenticate(self, message: Message, now: float) -> Message:

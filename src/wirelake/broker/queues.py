@@ -54,6 +54,8 @@ MESSAGE_OVERHEAD = 640
 HEADER_OVERHEAD = 128
 #: A queue remembers this many message ids at most; the oldest are forgotten before their time.
 MOST_IDS = 1_000_000
+#: Queues that one tick of the clock looks after; the others have to wait for the next.
+QUEUES_AT_ONCE = 1_000
 #: Ids that are forgotten at once, since their time is up.
 FORGOTTEN_AT_ONCE = 1_000
 
@@ -272,10 +274,11 @@ class Queue:
             consumer = self._consumers[session] = _Consumer(session, 0)
         pull = _Pull(consumer, request, count)
         self._pulls[pull] = consumer.pulls[pull] = None
-        self._pull_ends.set(pull, now + wait)
+        if wait:
+            self._pull_ends.set(pull, now + wait)
         queues.pulls.add(session)
         self.dispatch(now)
-        if pull in self._pulls and wait <= 0:
+        if not wait and pull in self._pulls:
             self._end_pull(pull)
 
     def ack(self, session: Session, identity: str, now: float) -> None:
@@ -699,5 +702,5 @@ class Queues:
         self._ticked = now
         if stood_still:
             return  # what came meanwhile is heard first: an ack in time counts
-        for queue in self.wake.due(now):
+        for queue in self.wake.due(now, QUEUES_AT_ONCE):
             queue.tick(now)

@@ -31,6 +31,16 @@ SMALL = 4096
 PIECE = 256 << 10
 
 
+#: A session does this much work (see `Node.work`) before it gives way to others, about 3 ms.
+WORK = 200
+#: Rows that are no publishes and that are read at once.
+STEPS = 64
+#: Bytes that a new session scans at once; more where that is little work, less where it is much.
+APPETITE = 16 << 10
+LEAST_APPETITE = 512
+MOST_APPETITE = 1 << 24
+
+
 class Link(Protocol):
     """A connection, as a session sees it."""
 
@@ -88,7 +98,9 @@ class Session(ABC):
         self.dialect = dialect
         self.table = node.table(dialect)
         self.scanner = scanner(dialect, node.limits_of_strangers)
-        self.scanner.stepwise = True  # so that nothing is read behind what fills the outbox
+        self.scanner.most_others = STEPS  # so that nothing is read behind what fills the outbox
+        self._appetite = APPETITE
+        self._seen = 0  # bytes of an unfinished frame that the scanner has seen
         self.encoder = encoder(dialect, client=False)
         self.encoder.keep = SMALL  # as there are many sessions
         self.form = dialect  # how frames for this client are written; see Node.encoder
@@ -105,7 +117,8 @@ class Session(ABC):
         self.promised = 0  # bytes of answers that wait for the disk
         self._answers: list[bytes | memoryview] | None = None  # to what is being read
         self._answered = 0  # bytes of them
-        self._owed: deque[Iterator[Message]] = deque()  # long answers, written as there is room
+        self._owed: deque[Iterator[Message | None]] = deque()  # long answers
+        self._work_done = 0  # by the node, when this session's turn began
         self._next: Message | None = None  # of them
         node.now = now
         self.number = node.joined(self)
@@ -123,8 +136,9 @@ class Session(ABC):
     def receive(self, data: memoryview, now: float) -> int:
         """Take what can be taken of these bytes; return how many.
 
-        Nothing more is taken while the client must wait, as for its own outbox, which is full. The
-        rest is given to the session again when the link resumes.
+        Nothing more is taken while the client must wait, as for its own outbox, which is full. A
+        session that has done its share of work gives way to others. The rest is given to it again
+        when the link resumes.
         """
         node, flow, table = self.node, self.node.flow, self.table
         self.last_heard = node.now = now
@@ -135,19 +149,30 @@ class Session(ABC):
             return 0
         at = 0
         node.reading = self
+        self._work_done = node.work
         self._answers = []
+        self._work_done = node.work
         try:
             self._go_on(now)
-            while not self.closed and not self.waits_for and at < len(data):
-                used = self.scanner.scan(data[at:], table)
+            while not self.closed and not self.waits_for and not self._owed and at < len(data):
+                before = node.work
+                # A frame that was not whole must be seen whole, or at least more of it.
+                piece = data[at : at + max(self._appetite, 2 * self._seen)]
+                used = self.scanner.scan(piece, table)
+                self._seen = 0 if used and self.scanner.again else len(piece) - used
                 at += used
+                self._seen = 0 if self.scanner.again else len(piece) - used
                 self._walk(table, now)
                 if self._answered > PIECE:
                     self._flush()
                     self._answers = []
                 if self.outgoing > flow.limit:
                     flow.hold_own(self, now)
-                if not (used and self.scanner.again):
+                if at + self._seen == len(data):
+                    break
+                self._learn(len(piece), node.work - before)
+                if self._is_tired() and not self._owed:  # else it has given way already
+                    self._give_way()
                     break
         except ProtocolError as fault:
             error = self._explain(fault)
@@ -173,6 +198,24 @@ class Session(ABC):
         """The client has shown who it is: the limits for strangers end."""
         self.scanner.set_limits(self.node.limits)
         self.link.authenticated()
+
+    def _learn(self, size: int, work: int) -> None:
+        """Choose how much to scan at once, after what these bytes cost."""
+        if work > WORK:
+            self._appetite = max(LEAST_APPETITE, size * WORK // work)
+        elif size >= self._appetite:
+            self._appetite = min(2 * self._appetite, MOST_APPETITE)
+
+    def _is_tired(self) -> bool:
+        """Has this session done its share of work for this turn?"""
+        return self.node.work - self._work_done >= WORK
+
+    def _give_way(self) -> None:
+        """Go on in the next turn of the event loop, unless somebody is waited for anyway."""
+        self.node.counters["gave_way"] += 1
+        if not self.closed and not self.waits_for:
+            self.link.pause()
+            self.link.resume()
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""
@@ -210,6 +253,7 @@ class Session(ABC):
 
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer it as the dialect does."""
+        self.node.work += 2
         try:
             self.perform(message, now)
         except RefusedError as error:
@@ -287,22 +331,29 @@ class Session(ABC):
         if self.link.buffered > node.flow.limit:
             node.flow.overflowed(self, sender or node.reading, policy, node.now)
 
-    def send_all(self, messages: Iterable[Message]) -> None:
+    def send_all(self, messages: Iterable[Message | None]) -> None:
         """Send an answer that may be long, as fast as the client reads it.
 
-        Nothing more is read from the client until it has been written.
+        None among the messages is a good moment to give way to others. Nothing more is read from
+        the client until all has been written.
         """
         self._owed.append(iter(messages))
         self._go_on(self.node.now)
 
     def _go_on(self, now: float) -> None:
-        """Write what is owed, as far as there is room for it."""
+        """Write what is owed, as far as there is room, until it is somebody else's turn."""
         flow = self.node.flow
         while self._owed and not self.closed:
             if self._next is None:
-                self._next = next(self._owed[0], None)
+                try:
+                    self._next = next(self._owed[0])
+                except StopIteration:
+                    self._owed.popleft()
+                    continue
             if self._next is None:
-                self._owed.popleft()
+                if self._is_tired():
+                    self._give_way()
+                    return
                 continue
             size = len(self._next.payload)
             if self.outgoing > flow.limit:

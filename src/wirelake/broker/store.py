@@ -3,7 +3,7 @@
 A revision counts a key's changes and is never used twice, not even after a delete (spec: data
 store). So a deleted key leaves its last revision behind. Only the latest `quotas.deleted_keys` of
 these are kept; of those that were dropped the store knows the highest revision, the *floor*, and a
-key that is new, or that it does not know any more, begins above it (decision 62).
+key that is new, or that it does not know any more, begins above it (decision 70).
 
 A change is answered, and told to watchers, when it is durable.
 """
@@ -103,10 +103,9 @@ class Store:
         Looks at no more than a thousand keys, so that others need not wait. Returns what it found,
         and what to give as `after` to go on: empty where there is no more.
         """
-        check_filter(filter)
-        if not session.rights.allows("store", filter):
-            raise RefusedError("unauthorized", f"no right to the keys {filter}")
+        self._check_filter(session, filter)
         self._expire(self._node.now)
+        self._node.work += LOOKED_AT // 10
         found: list[Entry] = []
         literal = _literal_beginning(filter)
         # `a/#` matches `a` itself, which other keys may separate from those that begin with `a/`.
@@ -129,22 +128,28 @@ class Store:
                 return found, name
         return found, ""
 
-    def matching(self, session: Session, filter: str) -> Iterator[Entry]:
-        """The keys that a filter matches, those deleted too, in order.
+    def matching(self, session: Session, filter: str) -> Iterator[Entry | None]:
+        """The keys that a filter matches, those deleted too, in order; None after each page.
 
         They are looked up page by page as the iterator goes on; what changes meanwhile may or may
         not be among them. Raises RefusedError at once where the session has no right to them.
         """
-        page = self.page(session, filter)
-        return self._pages(session, filter, *page)
+        self._check_filter(session, filter)
+        return self._pages(session, filter)
 
-    def _pages(
-        self, session: Session, filter: str, found: list[Entry], after: str
-    ) -> Iterator[Entry]:
-        yield from found
-        while after:
+    def _pages(self, session: Session, filter: str) -> Iterator[Entry | None]:
+        after = ""
+        while True:
             found, after = self.page(session, filter, after)
             yield from found
+            if not after:
+                return
+            yield None
+
+    def _check_filter(self, session: Session, filter: str) -> None:
+        check_filter(filter)
+        if not session.rights.allows("store", filter):
+            raise RefusedError("unauthorized", f"no right to the keys {filter}")
 
     def watch(self, session: Session, filter: str, since: int | None) -> None:
         """Tell a session every change of the keys that a filter matches, from now on.
@@ -160,12 +165,15 @@ class Store:
             self._watchers.add(filter, session)
             mine[filter] = None
         if since is not None:
-            latest = [entry for entry in known if entry.revision >= since]
-            self._node.after(lambda: session.send_all(self._unchanged(latest)))
+            self._node.after(lambda: session.send_all(self._since(known, since)))
 
-    def _unchanged(self, entries: list[Entry]) -> Iterator[Message]:
-        """The changes that made these entries, but of keys that have changed again since."""
-        return (change(entry) for entry in entries if self._entries.get(entry.key) is entry)
+    def _since(self, known: Iterator[Entry | None], since: int) -> Iterator[Message | None]:
+        for entry in known:
+            if entry is None:
+                yield None
+            # What is not durable yet will be told when it is.
+            elif entry.revision >= since and not self.is_changing(entry.key):
+                yield change(entry)
 
     def left(self, session: Session) -> None:
         """A session has ended: it watches no more."""

@@ -7,37 +7,55 @@ agree with its beginning, however many levels they have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from operator import itemgetter
+from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
+
+import cython
 
 T = TypeVar("T", bound=Hashable)
 
 
-class _Node(Generic[T]):
+@cython.final
+@cython.cclass
+class _Node:
     """A run of levels without branches: who subscribed at its end, and what follows."""
 
-    __slots__ = ("below", "here", "run", "texts", "values_at")
+    here: dict[Any, int]  # by when they came
+    below: dict[str, _Node]  # by the first level of their runs
+    run: tuple[str, ...]
+    length: cython.Py_ssize_t
+    is_wild: cython.bint
+    levels: tuple[str | None, ...]  # the run, None for `+`
 
     def __init__(self, run: tuple[str, ...]) -> None:
-        self.here: dict[T, int] = {}  # by when they came
-        self.below: dict[str, _Node[T]] = {}  # by the first level of their runs
+        self.here = {}
+        self.below = {}
         self.set_run(run)
 
     def set_run(self, run: tuple[str, ...]) -> None:
-        """Let the node stand for these levels; the literal ones are compared in one step."""
+        """Let the node stand for these levels."""
         self.run = run
-        literal = [place for place, level in enumerate(run) if level != "+"]
-        self.values_at: Callable[[Any], Any] | None = itemgetter(*literal) if literal else None
-        texts = tuple(run[place] for place in literal)
-        self.texts: Any = texts if len(texts) > 1 else next(iter(texts), None)
+        self.length = len(run)
+        self.levels = tuple([None if level == "+" else level for level in run])
+        self.is_wild = None in self.levels
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def fits(self, names: list[str], begin: cython.Py_ssize_t) -> cython.bint:
+        """Do the levels of an address from `begin` on match the run? The first one does."""
+        k: cython.Py_ssize_t
+        levels: tuple[str | None, ...] = self.levels
+        for k in range(1, self.length):
+            if levels[k] is not None and levels[k] != names[begin + k]:
+                return False
+        return True
 
 
 class FilterIndex(Generic[T]):
     """Who asked for what: items by filter, found by address, in the order they came."""
 
     def __init__(self) -> None:
-        self._root: _Node[T] = _Node(())
+        self._root: _Node = _Node(())
         self._size = 0
         self._count = 0
         self.visited = 0  # nodes that were looked at by `match`, ever
@@ -45,10 +63,14 @@ class FilterIndex(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
+    @cython.wraparound(True)
+    @cython.boundscheck(True)
     def add(self, filter: str, item: T) -> bool:
         """Add an item under a filter; false if it is there already."""
         names = tuple(filter.split("/"))
-        node, at = self._root, 0
+        at: cython.Py_ssize_t = 0
+        node: _Node = self._root
+        found: _Node | None
         while at < len(names):
             found = node.below.get(names[at])
             if found is None:
@@ -57,9 +79,10 @@ class FilterIndex(Generic[T]):
                 found = node.below[names[at]] = _Node(names[at:tail])
             else:
                 same = _common(found.run, names[at:])
-                if same < len(found.run):
-                    self._split(found, same)
-            node, at = found, at + len(found.run)
+                if same < found.length:
+                    _split(found, same)
+            node = found
+            at += found.length
         if item in node.here:
             return False
         self._size += 1
@@ -67,74 +90,94 @@ class FilterIndex(Generic[T]):
         node.here[item] = self._count
         return True
 
+    @cython.wraparound(True)
+    @cython.boundscheck(True)
     def remove(self, filter: str, item: T) -> bool:
         """Remove it again; false if it was not there."""
         names = tuple(filter.split("/"))
-        path = [self._root]
-        at = 0
+        at: cython.Py_ssize_t = 0
+        node: _Node = self._root
+        found: _Node | None
+        above: list[_Node] = []
         while at < len(names):
-            node = path[-1].below.get(names[at])
-            if node is None or node.run != names[at : at + len(node.run)]:
+            found = node.below.get(names[at])
+            if found is None or found.run != names[at : at + found.length]:
                 return False
-            path.append(node)
-            at += len(node.run)
-        if path[-1].here.pop(item, None) is None:
+            above.append(node)
+            node = found
+            at += found.length
+        if node.here.pop(item, None) is None:
             return False
         self._size -= 1
-        while len(path) > 1 and not path[-1].here and not path[-1].below:
-            del path[-2].below[path.pop().run[0]]
-        if len(path) > 1:
-            self._join(path[-1])
+        while above and not node.here and not node.below:
+            first = node.run[0]
+            node = above.pop()
+            del node.below[first]
+        if above:
+            _join(node)
         return True
-
-    def _split(self, node: _Node[T], length: int) -> None:
-        """Let a node stand for the first levels of its run only; the rest goes below it."""
-        rest: _Node[T] = _Node(node.run[length:])
-        rest.here, rest.below = node.here, node.below
-        node.here, node.below = {}, {rest.run[0]: rest}
-        node.set_run(node.run[:length])
-
-    def _join(self, node: _Node[T]) -> None:
-        """Take in what follows a node, if that does not branch."""
-        if node.here or len(node.below) != 1:
-            return
-        (below,) = node.below.values()
-        if below.run[0] != "#":
-            node.set_run(node.run + below.run)
-            node.here, node.below = below.here, below.below
 
     def match(self, address: str) -> list[T]:
         """The items whose filters match an address, each once, in the order they came."""
-        names = address.split("/")
-        count = len(names)
-        wild = not address.startswith("$")
+        names: list[str] = address.split("/")
+        count: cython.Py_ssize_t = len(names)
+        wild: cython.bint = not address.startswith("$")
         found: dict[T, int] = {}
-        visited = 0
-        pending: list[tuple[_Node[T], int]] = [(self._root, 0)]
-        while pending:
+        nodes: list[_Node] = [self._root]  # those to be looked at, and the level each begins at
+        begins: list[int] = [0]
+        visited: cython.Py_ssize_t = 0
+        begin: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        node: _Node
+        following: _Node | None
+        while nodes:
             visited += 1
-            node, used = pending.pop()
-            end = used + len(node.run)
-            if end > count:
+            node = nodes.pop()
+            begin = begins.pop()
+            end = begin + node.length
+            if end > count or (node.is_wild and not wild):
                 continue
-            if node.values_at is not None and node.values_at(names[used:end]) != node.texts:
-                continue
-            if not wild and "+" in node.run:
+            if not node.fits(names, begin):
                 continue
             if end == count and node.here:
                 _collect(found, node.here)
-            below = node.below
-            if not below:
+            if not node.below:
                 continue
-            if wild and (rest := below.get("#")) is not None:
-                _collect(found, rest.here)
+            if wild:
+                following = node.below.get("#")
+                if following is not None:
+                    _collect(found, following.here)
             if end < count:
-                if (following := below.get(names[end])) is not None:
-                    pending.append((following, end))
-                if wild and (following := below.get("+")) is not None:
-                    pending.append((following, end))
+                following = node.below.get(names[end])
+                if following is not None:
+                    nodes.append(following)
+                    begins.append(end)
+                if wild:
+                    following = node.below.get("+")
+                    if following is not None:
+                        nodes.append(following)
+                        begins.append(end)
         self.visited += visited
         return sorted(found, key=found.__getitem__)
+
+
+def _split(node: _Node, length: cython.Py_ssize_t) -> None:
+    """Let a node stand for the first levels of its run only; the rest goes below it."""
+    rest: _Node = _Node(node.run[length:])
+    rest.here, rest.below = node.here, node.below
+    node.here, node.below = {}, {node.run[length]: rest}
+    node.set_run(node.run[:length])
+
+
+def _join(node: _Node) -> None:
+    """Take in what follows a node, if that does not branch."""
+    below: _Node
+    if node.here or len(node.below) != 1:
+        return
+    below = next(iter(node.below.values()))
+    if below.run[0] != "#":
+        node.set_run(node.run + below.run)
+        node.here, node.below = below.here, below.below
 
 
 def _common(run: tuple[str, ...], names: tuple[str, ...]) -> int:

@@ -45,6 +45,8 @@ _COUNTERS = {
     "disk_waits": "Times that publishers had to wait for the disk.",
     "refused_connections": "Connections that were refused, as there were too many.",
     "unfinished_closed": "Connections that were closed, as unfinished frames took too much.",
+    "gave_way": "Times that a client asked for so much at once that others had their turn first.",
+    "routes_worked_out": "Times that the subscribers of an address were looked up.",
 }
 _REASONS = {
     "refused": "What was refused, by the code of the answer.",

@@ -137,6 +137,7 @@ class Connection(asyncio.BufferedProtocol):
         "_queued",
         "_rest",
         "_sent",
+        "_soon",
         "_stalled",
         "_transport",
         "_written",
@@ -165,6 +166,7 @@ class Connection(asyncio.BufferedProtocol):
         self._sent = 0  # bytes of the first piece that the transport has
         self._stalled = False  # the transport takes no more
         self._written = 0  # bytes in all
+        self._soon = False  # `_read_on` will be called
         self._ended: float | None = None  # since when nothing more is said or listened to
         self.session: Session | None = None
         self.certificate = ""  # the name in it, if the client has shown one
@@ -235,21 +237,28 @@ class Connection(asyncio.BufferedProtocol):
         self._full_reads = 0
         if self._ended is None and not self._paused:
             self._transport.pause_reading()
+            self._read_on_soon()
+
+    def _read_on_soon(self) -> None:
+        if not self._soon:
+            self._soon = True
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
         """Give the session what it left over, then read again, unless it must wait."""
+        self._soon = False
         if self._is_held():
             return
         if self.session is not None and (self._rest is None or self._filled >= self._need):
             rest = memoryview(self._rest)[: self._filled] if self._rest is not None else NOTHING
-            self._take(rest, time.monotonic())
+            self._heard = now = time.monotonic()
+            self._take(rest, now)
         if not self._is_held():
             self._transport.resume_reading()
 
     def _is_held(self) -> bool:
         """Is nothing to be read now?"""
-        return self._ended is not None or self._paused
+        return self._ended is not None or self._paused or self._soon
 
     def _take(self, data: memoryview, now: float) -> None:
         session = self.session or self._greet(data, now)
@@ -257,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
-            self._keep(data, used, session.scanner.need, now)
+            self._keep(data, used, 0 if self._is_held() else session.scanner.need, now)
 
     def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
         """Hold on to what was not used of these bytes."""
@@ -439,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended is None:
             self._paused = False
             self._heard = self.since = time.monotonic()
-            asyncio.get_running_loop().call_soon(self._read_on)
+            self._read_on_soon()
 
     def authenticated(self) -> None:
         """Count the client no more among the strangers of its address."""

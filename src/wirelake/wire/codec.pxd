@@ -7,7 +7,7 @@ cdef class Scanner:
     cdef readonly long long offset
     cdef readonly Py_ssize_t need
     cdef readonly bint again
-    cdef public bint stepwise
+    cdef public Py_ssize_t most_others
     cdef bint ended
     cdef long long max_message
     cdef int max_address

@@ -29,6 +29,7 @@ else:
     from wirelake.wire.octets import Octets
     from wirelake.wire.table import FrameTable
 
+_PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 #: Why an encoder leaves a row out; the names are the keys of `Encoder.skipped`.
 SKIP_REASONS = ("", "op", "address", "payload", "id", "headers")
 SKIP_OP, SKIP_ADDRESS, SKIP_PAYLOAD, SKIP_ID, SKIP_HEADERS = 1, 2, 3, 4, 5
@@ -47,10 +48,12 @@ class Scanner:
     def __init__(self, dialect: str, limits: Limits = Limits()) -> None:  # noqa: B008  (immutable)
         self.dialect = dialect
         self.set_limits(limits)
-        self.stepwise = False  # a scan ends behind a row whose answer may be long
         self.offset = 0  # of the first byte not consumed, in the whole stream
         self.need = 0  # bytes wanted in all before the next call can do more; 0: not known
         self.again = False  # there is more to be had from bytes already passed
+        # A scan ends behind this many rows that are no publishes, or one whose answer may be long;
+        # 0: it does not.
+        self.most_others = 0
         self.ended = False
 
     def set_limits(self, limits: Limits) -> None:
@@ -67,6 +70,7 @@ class Scanner:
         used: cython.Py_ssize_t
         rows: cython.Py_ssize_t
         side: cython.Py_ssize_t
+        others: cython.Py_ssize_t = 0
         p: cython.p_const_uchar
         if end > 0x7FFFFFFF:
             raise ValueError("a buffer is at most 2 GiB")
@@ -94,9 +98,13 @@ class Scanner:
                 at += used
                 rows = table.count
                 side = table.side.size
-                if self.stepwise and table.count and (_LONG >> table.op[table.count - 1]) & 1:
-                    self.again = at < end
-                    break
+                if rows and table.op[rows - 1] != _PUBLISH:
+                    others += 1
+                    if self.most_others and (
+                        others == self.most_others or (_LONG >> table.op[rows - 1]) & 1
+                    ):
+                        self.again = at < end
+                        break
         except ProtocolError:
             # A frame may raise after it has counted its row. If that row stayed, the table would
             # not be empty, and the error would be put off to the next call for ever.
