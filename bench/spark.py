@@ -40,7 +40,7 @@ from bench.wire import machine
 from wirelake.spark import land, register, session
 from wirelake.spark import table as tables
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Options
+from wirelake.spark.options import Options
 from wirelake.spark.source import schema_of
 
 PAYLOAD = 128

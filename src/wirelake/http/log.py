@@ -6,8 +6,8 @@ part that was written again brings its own, and stored and written parts follow 
 
 A filter is a regular expression over the dictionary of a batch's addresses; rows are then taken by
 Arrow, so nothing is done per row in Python. A client's own regular expression is evaluated by RE2,
-in time that is linear in the address, and never by Python's `re`. What matches here and there is put together, so that
-few rows of many batches do not become many tiny batches.
+in time that is linear in the address, and never by Python's `re`. What matches here and there is
+put together, so that few rows of many batches do not become many tiny batches.
 
 Who may see what: a subscriber's right shows what a subscriber could have got, and what became of it
 in queues; the right to keys shows their changes; everything else (requests and replies, direct

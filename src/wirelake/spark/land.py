@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.query import StreamingQuery
 
 from wirelake.spark import offsets, table
+from wirelake.spark import options as source_options
 from wirelake.spark.commits import FEW, FILE_FORMATS, Commits, File, Files
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Extent, Place
@@ -103,7 +104,9 @@ def land(
     stopped: Callable[[], bool] = lambda: False,
 ) -> int:
     """Land until all is there, or until `stopped`; how many rows have landed."""
-    offsets.Options.parse(options.for_source())  # what is wrong is told before Spark is asked
+    source_options.Options.parse(
+        options.for_source()
+    )  # what is wrong is told before Spark is asked
     register(spark)
     landing = _Landing(spark, options)
     rows = 0
