@@ -45,7 +45,7 @@ from wirelake.spark.commits import Landed
 from wirelake.spark.commits import Table as DeltaTable
 from wirelake.spark.files import Written
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Options
+from wirelake.spark.options import Options
 from wirelake.spark.rows import ROWS
 from wirelake.spark.source import schema_of
 from wirelake.spark.storage import Storage

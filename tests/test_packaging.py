@@ -78,6 +78,7 @@ def test_a_skipped_build_has_plain_kernels_only(tree: Path) -> None:
     assert compiled(names) == set()
     assert names >= {f"{kernel}.py" for kernel in KERNELS}
     assert "wirelake/py.typed" in names
+    assert "pyspark_wirelake/__init__.py" in names  # by which Spark finds our format
 
 
 def test_a_build_without_a_compiler_warns_and_stays_plain(tree: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from tests.docs.console import ROOT
-from wirelake.spark import offsets, sink
+from wirelake.spark import options as source_options
+from wirelake.spark import sink
 from wirelake.wire.arrow import SCHEMA
 
 PAGE = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ def options(section: str) -> list[str]:
 
 
 def test_the_options_of_the_source_are_those_of_the_code() -> None:
-    assert sorted(options("Reading")) == sorted(offsets.OPTIONS)
+    assert sorted(options("Reading")) == sorted(source_options.OPTIONS)
 
 
 def test_the_options_of_the_sink_are_those_of_the_code() -> None:

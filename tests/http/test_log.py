@@ -103,6 +103,57 @@ def test_a_filter_and_columns_select(house: House) -> None:
         assert [tuple(row.values()) for row in got.to_pylist()] == wanted
 
 
+@pytest.mark.parametrize(
+    ("pattern", "wanted"),
+    [
+        ("house/[37]", {"house/3", "house/7"}),
+        ("house/3|house/7", {"house/3", "house/7"}),
+        ("house", set[str]()),  # not a part of an address
+        ("(?i)HOUSE/3", {"house/3"}),
+        ("ouse/3", set[str]()),
+        ("nothing/.*", set[str]()),
+    ],
+)
+def test_a_pattern_matches_whole_addresses(house: House, pattern: str, wanted: set[str]) -> None:
+    fill(house)
+    found: set[str] = set()
+    for partition in range(PARTITIONS):
+        got = house.get(f"/v1/log/{partition}?pattern={quote(pattern)}").table
+        whole = house.get(f"/v1/log/{partition}").table["address"].to_pylist()
+        assert got.num_rows == sum(address in wanted for address in whole)
+        found |= set(got["address"].to_pylist())
+    assert found == wanted
+
+
+def test_a_pattern_and_a_filter_both_hold(house: House) -> None:
+    fill(house)
+    found: set[str] = set()
+    for partition in range(PARTITIONS):
+        path = f"/v1/log/{partition}?pattern=house/.&filter=house/3&filter=other"
+        found |= set(house.get(path).table["address"].to_pylist())
+    assert found == {"house/3"}
+
+
+def test_a_pattern_that_takes_other_engines_ages_takes_no_time(house: House) -> None:
+    address = "a" * 60 + "!"
+    assert house.post("/v1/publish", arrow(rows((address, b"x")))).status == 202
+    for partition in range(PARTITIONS):
+        assert house.get(f"/v1/log/{partition}?pattern=(a%2B)%2B(a%2B)%2B").table.num_rows == 0
+
+
+def test_a_pattern_shows_only_what_the_rights_do(guarded: House) -> None:
+    # decision 71
+    guarded.post("/v1/publish/house/a", b"1", token="sender")
+    guarded.post("/v1/publish/other", b"2", token="boss")
+    for token, wanted in (("reader", {"house/a"}), ("keeper", {"house/a", "other"})):
+        found: set[str] = set()
+        for partition in range(PARTITIONS):
+            got = guarded.get(f"/v1/log/{partition}?pattern=.*", token)
+            found |= set(got.table["address"].to_pylist())
+        assert found == wanted
+    assert guarded.get("/v1/log/0?pattern=.*", "sender").status == 403
+
+
 def test_a_filter_finds_few_rows_in_many_batches_as_one_batch(house: House) -> None:
     fill(house, batches=20, size=10)
     found = []
@@ -179,6 +230,12 @@ def test_rows_of_one_log_are_not_taken_for_another_s(house: House) -> None:
         ("/v1/log/0?limit=x", 400),
         ("/v1/log/0?unknown=1", 400),
         ("/v1/log?time=x", 400),
+        ("/v1/log/0?pattern=(", 400),
+        ("/v1/log/0?pattern=a)|(b", 400),
+        ("/v1/log/0?pattern=(?=a)", 400),  # not in RE2
+        ("/v1/log?pattern=(", 400),
+        ("/v1/log?filter=a/%23/b", 400),
+        ("/v1/log/0?pattern=" + "a" * 5000, 413),
     ],
 )
 def test_a_question_that_makes_no_sense_is_a_clear_error(
@@ -270,6 +327,7 @@ def test_batches_without_the_address_are_not_even_read(
 
     monkeypatch.setattr(house.engine, "read", watched)
     assert house.get(f"/v1/log/{partition}?filter=nothing").table.num_rows == 0
+    assert house.get(f"/v1/log/{partition}?pattern=nothing").table.num_rows == 0
     assert not seen
     assert house.get(f"/v1/log/{partition}?filter=house/%2B").table.num_rows
     assert len(seen) == 5
@@ -407,6 +465,10 @@ def test_rights_show_what_a_subscriber_could_have_seen(guarded: House) -> None:
         ("sender", "/v1/log/0?filter=house/a", 403),
         ("sender", "/v1/log", 403),
         ("reader", "/v1/log", 200),
+        ("reader", "/v1/log?filter=house/%23", 200),
+        ("reader", "/v1/log?filter=%23", 403),
+        ("reader", "/v1/log?filter=house/a&filter=other", 403),
+        ("reader", "/v1/log?pattern=.*", 200),
     ],
 )
 def test_the_log_is_for_those_who_may_read(

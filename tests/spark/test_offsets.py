@@ -1,9 +1,8 @@
-"""Planning: options, bounds, rate limits, tasks, rows that are gone; none of it needs Spark."""
+"""Planning: bounds, rate limits, tasks, rows that are gone; none of it needs Spark."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from itertools import pairwise
 
 import pytest
@@ -15,129 +14,31 @@ from wirelake.spark.offsets import (
     Extent,
     Log,
     Offsets,
-    Options,
     Place,
     Range,
+    behind_latest,
     between,
     check_kept,
-    micros,
     ranges,
     resolve,
+    rows_within,
     share,
     split,
+    tasks,
 )
-from wirelake.wire.arrow import SCHEMA
 
-URL = {"url": "http://127.0.0.1:7780"}
 LOG = Log("ours", {0: Extent(10, 20), 1: Extent(0, 5)})
 
 partitions = st.integers(0, 7)
 counts = st.dictionaries(partitions, st.integers(0, 20) | st.integers(0, 10**6), min_size=1)
 
 
-# Options
-
-
-def test_what_is_not_said_has_the_defaults_of_kafkas_source() -> None:
-    options = Options.parse(URL)
-    assert options.filters == ()
-    assert options.fail_on_data_loss
-    assert options.max_rows == options.min_partitions == 0
-    assert options.columns == tuple(name for name in SCHEMA.names if name != "headers")
-
-
-def test_names_of_options_have_no_case() -> None:
-    options = Options.parse({"URL": "http://host:1/", "maxrowspertrigger": "7"})
-    assert (options.url, options.max_rows) == ("http://host:1", 7)
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({"url": ""}, "url"),
-        ({"url": "localhost:7780"}, "url"),
-        ({"url": "http://host:port"}, "url"),
-        ({"url": "http://host:1/v1/log"}, "url"),
-        ({"maxRowPerTrigger": "1"}, "maxRowPerTrigger"),
-        ({"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger"),
-        ({"maxRowsPerTrigger": "many"}, "maxRowsPerTrigger"),
-        ({"minPartitions": "-1"}, "minPartitions"),
-        ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
-        ({"subscribe": "a/#/b"}, "subscribe"),
-        ({"subscribe": "a,,b"}, "subscribe"),
-        ({"subscribePattern": "a/b+"}, "subscribePattern"),
-        ({"subscribe": "a", "subscribePattern": "b/#"}, "subscribePattern"),
-        ({"startingOffsets": "first"}, "startingOffsets"),
-        ({"startingOffsets": '{"0": -3}'}, "startingOffsets"),
-        ({"startingOffsets": '{"a": 1}'}, "startingOffsets"),
-        ({"startingOffsets": '{"0": 1.5}'}, "startingOffsets"),
-        ({"startingOffsets": "[1]"}, "startingOffsets"),
-        ({"endingOffsets": '{"0": true}'}, "endingOffsets"),
-        ({"startingTimestamp": "yesterday"}, "startingTimestamp"),
-        ({"startingTimestamp": "1", "startingOffsets": "earliest"}, "startingTimestamp"),
-        ({"columns": "address,colour"}, "columns"),
-        ({"columns": "address,address"}, "columns"),
-        ({"retrySeconds": "soon"}, "retrySeconds"),
-        ({"retrySeconds": "nan"}, "retrySeconds"),
-    ],
-)
-def test_a_wrong_option_is_named(given: dict[str, str], name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Options.parse(URL | given)
-    assert caught.value.setting == name
-
-
-def test_several_filters_are_separated_by_commas_but_a_pattern_may_have_some() -> None:
-    assert Options.parse(URL | {"subscribe": "a/+, b/#,c"}).filters == ("a/+", "b/#", "c")
-    assert Options.parse(URL | {"subscribePattern": "a,b/#"}).filters == ("a,b/#",)
-
-
-def test_a_filter_for_everything_is_none() -> None:
-    assert Options.parse(URL | {"subscribe": "a,#"}).filters == ()
-
-
-def test_queries_of_the_same_filters_have_one_name_unless_they_are_given_one() -> None:
-    first, same, other = (Options.parse(URL | {"subscribe": one}) for one in ("a", "a", "b"))
-    assert first.query == same.query != other.query
-    assert Options.parse(URL | {"query": "mine"}).query == "mine"
-
-
-def test_headers_are_read_on_demand() -> None:
-    assert Options.parse(URL | {"includeHeaders": "true"}).columns == tuple(SCHEMA.names)
-    named = URL | {"columns": "payload, address"}
-    assert Options.parse(named).columns == ("payload", "address")
-    assert Options.parse(named | {"includeHeaders": "true"}).columns[-1] == "headers"
-
-
-def test_a_time_is_milliseconds_as_kafka_has_it_or_as_people_write_it() -> None:
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
-    for text in ("1769860800000", "2026-01-31T12:00", "2026-01-31T13:00+01:00"):
-        assert Options.parse(URL | {"startingTimestamp": text}).starting_time == micros(noon)
-
-
-def test_a_batch_does_not_begin_at_the_latest_nor_end_at_the_earliest() -> None:
-    for wrong in (
-        {"startingOffsets": "latest"},
-        {"startingOffsets": '{"0": -1}'},
-        {"endingOffsets": "earliest"},
-        {"endingOffsets": '{"0": -2}'},
-        {"maxRowsPerTrigger": "5"},
-    ):
-        with pytest.raises(ConfigError):
-            Options.parse(URL | wrong).check_batch()
-
-
-def test_a_stream_has_no_end() -> None:
-    with pytest.raises(ConfigError, match="endingOffsets"):
-        Options.parse(URL | {"endingOffsets": "latest"}).check_stream()
-
-
 # Offsets
 
 
-@given(counts, st.sampled_from(["", "ours"]))
-def test_offsets_survive_json(offsets: Offsets, log: str) -> None:
-    place = Place(offsets, log)
+@given(counts, st.sampled_from(["", "ours"]), st.sampled_from(["", "spark-1"]))
+def test_offsets_survive_json(offsets: Offsets, log: str, query: str) -> None:
+    place = Place(offsets, log, query)
     assert Place.parse(json.loads(json.dumps(place.as_json()))) == place
 
 
@@ -147,7 +48,8 @@ def test_offsets_have_one_text_whatever_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, [], {"0": "1"}, {"x": 1}, {"0": -1}, {"-1": 1}, {"0": 1, "log": 1}]
+    "value",
+    [None, [], {"0": "1"}, {"x": 1}, {"0": -1}, {"-1": 1}, {"0": 1, "log": 1}, {"query": 1}],
 )
 def test_what_are_no_offsets_is_refused(value: object) -> None:
     with pytest.raises(EngineError):
@@ -161,18 +63,27 @@ def test_a_bound_is_words_or_numbers() -> None:
     assert resolve(Place({0: 15, 1: 0}, "ours"), LOG, "o") == {0: 15, 1: 0}
 
 
-@pytest.mark.parametrize("bound", [{0: 10}, {0: 10, 1: 0, 2: 0}, {0: 21, 1: 0}])
+def test_partitions_that_a_bound_does_not_name_have_the_default() -> None:
+    assert resolve(Place({0: 15}), LOG, "o", "earliest") == {0: 15, 1: 0}
+    assert resolve(Place({0: 15}), LOG, "o", "latest") == {0: 15, 1: 5}
+
+
+def test_a_log_may_be_read_in_part() -> None:
+    assert LOG.only(None) is LOG
+    assert LOG.only([1]) == Log("ours", {1: LOG.extents[1]})
+    with pytest.raises(ConfigError, match="the log has the partitions 0, 1, and no 7"):
+        LOG.only([1, 7])
+
+
+@pytest.mark.parametrize("bound", [{0: 10, 1: 0, 2: 0}, {0: 21, 1: 0}])
 def test_a_bound_that_the_log_does_not_have_is_refused(bound: Offsets) -> None:
     with pytest.raises(ConfigError, match="partition"):
         resolve(Place(bound), LOG, "startingOffsets")
 
 
 def test_a_bound_in_another_log_is_refused() -> None:
-    text = '{"0": 15, "1": 0, "log": "theirs"}'
-    starting = Options.parse(URL | {"startingOffsets": text}).starting
-    assert starting == Place({0: 15, 1: 0}, "theirs")
     with pytest.raises(ConfigError, match="offsets of the log theirs; this is ours"):
-        resolve(starting, LOG, "startingOffsets")
+        resolve(Place({0: 15, 1: 0}, "theirs"), LOG, "startingOffsets")
 
 
 # Rows that are gone
@@ -194,7 +105,7 @@ def test_a_partition_that_is_new_is_read_from_its_beginning() -> None:
     [
         ({0: 9, 1: 0}, "rows 9 to 9 of partition 0"),
         ({0: 21, 1: 0}, "ends at 20, but was read up to 21"),
-        ({0: 10, 1: 0, 2: 4}, "no partition 2"),
+        ({0: 10, 1: 0, 2: 4}, "partition 2 was read so far, and is not any more"),
     ],
 )
 def test_rows_that_were_deleted_are_an_error_or_passed_over(start: Offsets, text: str) -> None:
@@ -281,3 +192,81 @@ def test_partitions_that_are_about_a_task_long_are_a_task_each() -> None:
 
 def test_a_long_range_is_cut_evenly() -> None:
     assert list(map(len, split([Range(0, 0, 2_500_000)]))) == [833333, 833333, 833334]
+
+
+# Tasks
+
+
+wanted = counts.map(lambda found: [Range(p, 7, 7 + n) for p, n in found.items() if n])
+
+
+@given(wanted, st.integers(0, 50), st.integers(0, 10**6))
+def test_tasks_read_every_row_once(found: list[Range], at_least: int, most: int) -> None:
+    planned = tasks(found, at_least, most)
+    pieces = sorted(
+        (one for task in planned for one in task), key=lambda one: (one.partition, one.start)
+    )
+    assert ranges_of(pieces) == {one.partition: (one.start, one.stop) for one in found}
+    rows = sum(map(len, found))
+    assert len(planned) >= min(at_least, rows)
+    if most:
+        assert all(sum(map(len, task)) <= most for task in planned)
+    assert all(task for task in planned)
+
+
+def ranges_of(pieces: list[Range]) -> dict[int, tuple[int, int]]:
+    """The ranges that pieces make, if each begins where the one before it ends."""
+    made: dict[int, tuple[int, int]] = {}
+    for piece in pieces:
+        start, stop = made.get(piece.partition, (piece.start, piece.start))
+        assert stop == piece.start
+        made[piece.partition] = (start, piece.stop)
+    return made
+
+
+def test_small_ranges_share_a_task() -> None:
+    small = [Range(p, 0, 1000) for p in range(16)]
+    assert [len(task) for task in tasks(small)] == [16]
+    assert len(tasks(small, at_least=4)) == 4
+    assert len(tasks(small, most=4000)) == 4
+    assert len(tasks([Range(p, 0, 60_000) for p in range(16)])) == 16
+
+
+def test_a_large_range_does_not_share_its_task_with_small_ones() -> None:
+    planned = tasks([Range(0, 0, 900_000), Range(1, 0, 10), Range(2, 0, 10)])
+    assert planned == [(Range(0, 0, 900_000),), (Range(1, 0, 10), Range(2, 0, 10))]
+
+
+def test_no_task_has_more_rows_than_may_be() -> None:
+    planned = tasks([Range(0, 0, 1001), Range(1, 0, 5)], most=500)
+    assert [sum(map(len, task)) for task in planned] == [334, 334, 333, 5]
+
+
+# Limits and lag
+
+
+def test_bytes_are_rows_by_the_average_of_the_log() -> None:
+    log = Log("ours", {0: Extent(10, 20, 500), 1: Extent(0, 90, 9500)})
+    assert rows_within(1000, log) == 10
+    assert rows_within(1, log) == 1
+    assert rows_within(1000, Log("ours", {0: Extent(5, 5)})) == 1000
+
+
+def test_lag_has_the_names_of_kafka_s() -> None:
+    ours = {"endOffset": {"0": 5, "1": 5, "query": "q"}, "latestOffset": {"0": 6, "1": 9}}
+    text = {"endOffset": '{"0": 5}', "latestOffset": '{"0": 5, "log": "ours"}'}
+    others = [{"endOffset": 3, "latestOffset": None}, {"endOffset": "x", "latestOffset": "{"}]
+    assert behind_latest({"sources": [ours, text, *others]}) == [
+        {
+            "minOffsetsBehindLatest": "1",
+            "maxOffsetsBehindLatest": "4",
+            "avgOffsetsBehindLatest": "2.5",
+        },
+        {
+            "minOffsetsBehindLatest": "0",
+            "maxOffsetsBehindLatest": "0",
+            "avgOffsetsBehindLatest": "0.0",
+        },
+        {},
+        {},
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.types import StringType, StructField, StructType
 
 from tests.http.house import TOKENS, House, arrow, rows
 from wirelake.errors import ConfigError, EngineError, RefusedError
 from wirelake.spark import register, session, sink
 from wirelake.spark.sink import BatchWriter, StreamWriter
 from wirelake.spark.source import schema_of
+from wirelake.wire.arrow import SCHEMA
 
 COLUMNS = schema_of(["address", "payload"])
 
@@ -63,6 +66,74 @@ def test_rows_are_published_with_all_they_have(wirelake: SparkSession, house: Ho
     assert (door["address"], door["payload"], door["id"]) == ("house/door", b"open", "id-1")
     assert (door["priority"], door["headers"]) == (1, [("who", "me")])
     assert (temp["address"], temp["payload"], temp["headers"]) == ("house/temp", b"21", [])
+
+
+def test_a_row_s_own_time_is_a_header(wirelake: SparkSession, house: House) -> None:
+    found = wirelake.sql(
+        "SELECT 'a' AS address, 'x' AS payload, map('who', 'me') AS headers, "
+        "timestamp '2026-01-31 12:00:00.25 UTC' AS timestamp UNION ALL "
+        "SELECT 'b', 'x', NULL, NULL UNION ALL "
+        "SELECT 'c', 'x', map('timestamp', 'mine'), timestamp '2026-01-31 12:00:00 UTC'"
+    )
+    write(found, house)
+    assert {row["address"]: row["headers"] for row in kept(house)} == {
+        "a": [("who", "me"), ("timestamp", "2026-01-31T12:00:00.250000Z")],
+        "b": [],
+        "c": [("timestamp", "mine")],
+    }
+
+
+def batches(**columns: Any) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict(columns)])
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
+def test_a_time_is_told_in_utc_wherever_a_session_is(house: House, zone: str) -> None:
+    writer = BatchWriter(
+        {"url": house.url}, schema_of(["address", "payload", "timestamp"]), overwrite=False
+    )
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    times = pa.array([noon, None], pa.timestamp("us", zone))
+    found = batches(address=["a", "b"], payload=[b"x", b"x"], timestamp=times)
+    writer.finish([writer.publish(found, "p", "0")])
+    assert {row["address"]: row["headers"] for row in kept(house)} == {
+        "a": [("timestamp", "2026-01-31T12:00:00.000000Z")],
+        "b": [],
+    }
+
+
+@pytest.mark.parametrize("option", ["address", "topic"])
+def test_rows_without_an_address_go_to_the_default(house: House, option: str) -> None:
+    given = {"url": house.url, option: "house/all"}
+    alone = BatchWriter(given, schema_of(["payload"]), overwrite=False)
+    alone.finish([alone.publish(batches(payload=[b"1", b"2"]), "p", "0")])
+    some = BatchWriter(given, COLUMNS, overwrite=False)
+    found = batches(address=pa.array([None, "house/own"]), payload=[b"3", b"4"])
+    some.finish([some.publish(found, "q", "0")])
+    assert sorted((row["payload"], row["address"]) for row in kept(house)) == [
+        (b"1", "house/all"),
+        (b"2", "house/all"),
+        (b"3", "house/all"),
+        (b"4", "house/own"),
+    ]
+
+
+def test_columns_that_no_message_has_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    url = {"url": "http://127.0.0.1:1"}
+    with caplog.at_level(logging.WARNING, "wirelake.spark"):
+        BatchWriter(url, schema_of(SCHEMA.names), overwrite=False)
+        assert caplog.messages == []
+        unknown = StructType([*COLUMNS.fields, StructField("colour", StringType())])
+        BatchWriter(url, unknown, overwrite=False)
+    assert len(caplog.messages) == 1
+    assert "left out: colour; it has address, payload, id" in caplog.messages[0]
+    kafka = StructType([StructField("topic", StringType()), StructField("value", StringType())])
+    with pytest.raises(ConfigError, match="no column address, and nobody knows topic, value"):
+        BatchWriter(url, kafka, overwrite=False)
+    with pytest.raises(ConfigError, match="no column payload"):
+        BatchWriter(url | {"address": "a"}, kafka, overwrite=False)
+    with pytest.raises(ConfigError, match="address"):
+        BatchWriter(url | {"address": "a/#"}, COLUMNS, overwrite=False)
 
 
 def test_rows_of_the_log_can_be_published_as_they_are(wirelake: SparkSession, house: House) -> None:

@@ -199,11 +199,14 @@ class Api:
     # The log
 
     async def log(self, request: Request) -> Response:
-        """The partitions of the log."""
-        given = one(query(request, "time"), "time")
+        """The partitions of the log; refused where the filters and the pattern may not be read."""
+        found = query(request, "time", "filter", "pattern")
+        given, expression = one(found, "time"), one(found, "pattern")
         rights = rights_of(request, self._node)
         if not (rights.admin or rights.subscribe):
             raise RefusedError("unauthorized", "no right to read the log")
+        if expression or "filter" in found:
+            select(rights, found.get("filter", []), (), expression=expression)
         positions = await self._gate.ask(self._node.engine.positions)
         shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in positions]
         if given:
@@ -219,14 +222,15 @@ class Api:
 
     async def partition(self, request: Request) -> Response:
         """Rows of a partition."""
-        known = ("log", "from", "to", "filter", "columns", "limit", "time_from")
+        known = ("log", "from", "to", "filter", "pattern", "columns", "limit", "time_from")
         found = query(request, *known)
         rights = rights_of(request, self._node)
         columns = [name for text in found.get("columns", []) for name in text.split(",")]
         limit = -1
         if one(found, "limit"):
             limit = number(one(found, "limit"), "limit")
-        selection = select(rights, found.get("filter", []), columns, limit)
+        expression = one(found, "pattern")
+        selection = select(rights, found.get("filter", []), columns, limit, expression)
         wanted = number(path_part(request, "partition"), "the partition")
         positions = await self._gate.ask(self._node.engine.positions)
         if wanted >= len(positions):
@@ -236,7 +240,7 @@ class Api:
             raise RangeError(f"this is another log: {id}", id, positions[wanted])
         start, stop = await self._range(found, positions[wanted], selection)
         headers = {"Wirelake-From": str(start)}
-        if limit < 0 or not (selection.pattern or selection.ops):
+        if limit < 0 or selection.has_every_row:
             headers["Wirelake-Next"] = str(stop)
         pieces = parts(self._node.engine, wanted, start, stop, selection)
         reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
@@ -261,7 +265,7 @@ class Api:
             raise RangeError(text, self._node.engine.log_id, position)
         if stop < start:
             raise RefusedError("bad_request", "to is before from")
-        if selection.limit >= 0 and not (selection.pattern or selection.ops):
+        if selection.limit >= 0 and selection.has_every_row:
             stop = min(stop, start + selection.limit)
         return start, stop
 

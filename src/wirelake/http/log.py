@@ -5,8 +5,9 @@ at its rows. Others are decoded, cut and written again. A stream may replace its
 part that was written again brings its own, and stored and written parts follow each other freely.
 
 A filter is a regular expression over the dictionary of a batch's addresses; rows are then taken by
-Arrow, so nothing is done per row in Python. What matches here and there is put together, so that
-few rows of many batches do not become many tiny batches.
+Arrow, so nothing is done per row in Python. A client's own regular expression is evaluated by RE2,
+in time that is linear in the address, and never by Python's `re`. What matches here and there is
+put together, so that few rows of many batches do not become many tiny batches.
 
 Who may see what: a subscriber's right shows what a subscriber could have got, and what became of it
 in queues; the right to keys shows their changes; everything else (requests and replies, direct
@@ -19,9 +20,10 @@ import asyncio
 import datetime
 import re
 import time
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -41,6 +43,11 @@ SMALL = 64 << 10
 #: After so long without a row that is wanted an empty batch is sent: somebody waits (seconds).
 SILENCE = 5.0
 
+#: A client's regular expression has at most this many bytes.
+MAX_PATTERN = 4096
+#: Addresses whose match with a client's regular expression is remembered within a request.
+KNOWN_ADDRESSES = 16_384
+
 _PUBLISHED = ("publish", "enqueue", "deliver", "ack", "nack", "dead")
 _KEPT = ("set", "del")
 
@@ -49,10 +56,16 @@ _KEPT = ("set", "del")
 class Selection:
     """Which rows and columns are wanted; all of them where nothing is said."""
 
-    pattern: str = ""  # of addresses, for RE2
+    pattern: str = ""  # of addresses, made of filters; for RE2 and for Python
+    wanted: str = ""  # of addresses, made by a client; for RE2 only
     ops: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     limit: int = -1
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether no row is left out but for the limit."""
+        return not (self.pattern or self.wanted or self.ops)
 
     @property
     def schema(self) -> pa.Schema:
@@ -63,9 +76,17 @@ class Selection:
 
 
 def select(
-    rights: Rights, filters: Iterable[str], columns: Iterable[str], limit: int = -1
+    rights: Rights,
+    filters: Iterable[str],
+    columns: Iterable[str],
+    limit: int = -1,
+    expression: str = "",
 ) -> Selection:
-    """What of the wanted rows these rights show; filters that they do not cover are refused."""
+    """What of the wanted rows these rights show; filters that they do not cover are refused.
+
+    An expression without filters selects among the addresses that the rights show: nobody can tell
+    from an expression alone which addresses it covers.
+    """
     filters = [check_filter(one) for one in filters]
     columns = tuple(columns)
     for name in columns:
@@ -73,15 +94,37 @@ def select(
             raise RefusedError("bad_request", f"the log has no column {name}")
     if len(set(columns)) < len(columns):
         raise RefusedError("bad_request", "a column is named twice")
+    wanted = _whole_match(expression) if expression else ""
     ops: tuple[str, ...] = ()
     if not rights.admin:
-        wanted = filters or ["#"]
-        for one in wanted:
+        if expression and not filters and "#" not in rights.subscribe:
+            filters = list(rights.subscribe)
+            if not filters:
+                raise RefusedError("unauthorized", "no right to subscribe to anything")
+        for one in filters or ["#"]:
             if not rights.allows("subscribe", one):
                 raise RefusedError("unauthorized", f"no right to subscribe to {one}")
-        stored = all(rights.allows("store", one) for one in wanted)
+        stored = all(rights.allows("store", one) for one in filters or ["#"])
         ops = (*_PUBLISHED, *_KEPT) if stored else _PUBLISHED
-    return Selection(pattern(filters), ops, columns, limit)
+    return Selection(pattern(filters), wanted, ops, columns, limit)
+
+
+def _whole_match(expression: str) -> str:
+    """A client's regular expression, made to match whole addresses; RefusedError where it is none.
+
+    It is tried alone first: one such as `a)|(b` is wrong, but would not be within a group.
+    """
+    if len(expression.encode()) > MAX_PATTERN:
+        raise RefusedError("too_large", f"a pattern has at most {MAX_PATTERN} bytes")
+    whole = f"^(?:{expression})$"
+    for one in (expression, whole):
+        try:
+            pc.match_substring_regex(pa.array([""]), one)
+        except pa.ArrowInvalid as error:
+            reason = str(error).partition("\n")[0].removeprefix("Invalid regular expression: ")
+            text = f"the pattern is no regular expression of RE2: {reason}"
+            raise RefusedError("bad_request", text) from None
+    return whole
 
 
 def pattern(filters: Iterable[str]) -> str:
@@ -149,8 +192,8 @@ def _pieces(
     chosen: list[pa.RecordBatch] = []
     size = 0
     left = selection.limit
-    plain = schema is STORED and not selection.pattern and not selection.ops
-    for stored in _in_order(engine, partition, start, stop, selection.pattern):
+    plain = schema is STORED and selection.has_every_row
+    for stored in _in_order(engine, partition, start, stop, selection):
         is_cut = stored.base < start or stored.base + stored.count > stop
         if plain and not is_cut:
             is_whole = True
@@ -177,12 +220,11 @@ def _pieces(
 
 
 def _in_order(
-    engine: Engine, partition: int, start: int, stop: int, pattern: str
+    engine: Engine, partition: int, start: int, stop: int, selection: Selection
 ) -> Iterator[LogBatch]:
-    """The stored batches that may have what a pattern matches; what was deleted is an error."""
+    """The stored batches that may have selected addresses; what was deleted is an error."""
     at = start
-    search = re.compile(pattern).search
-    may_match = (lambda address: search(address) is not None) if pattern else None
+    may_match = _address_test(selection)
     for stored in engine.read(partition, start, stop, may_match=may_match) if start < stop else ():
         if stored.base > at:
             _check_kept(engine, partition, at)
@@ -190,6 +232,21 @@ def _in_order(
         yield stored
     if at < stop:
         _check_kept(engine, partition, at)
+
+
+def _address_test(selection: Selection) -> Callable[[str], bool] | None:
+    """Whether an address may be selected; None where any is."""
+    search = re.compile(selection.pattern).search
+    if not selection.wanted:
+        return (lambda address: search(address) is not None) if selection.pattern else None
+
+    # Calling RE2 for one address costs as much as for hundreds, and addresses come again.
+    @lru_cache(maxsize=KNOWN_ADDRESSES)
+    def is_wanted(address: str) -> bool:
+        hit = pc.match_substring_regex(pa.array([address]), selection.wanted)
+        return bool(hit[0].as_py()) and search(address) is not None
+
+    return is_wanted
 
 
 def _check_kept(engine: Engine, partition: int, at: int) -> None:
@@ -208,9 +265,9 @@ def _between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
 
 def _matching(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     """The rows that are selected, found by the dictionaries alone."""
-    if selection.pattern:
+    for expression in filter(None, (selection.pattern, selection.wanted)):
         addresses = batch.column("address")
-        hits = pc.match_substring_regex(addresses.dictionary, selection.pattern)
+        hits = pc.match_substring_regex(addresses.dictionary, expression)
         batch = _taking(batch, addresses, hits)
     if selection.ops:
         ops = batch.column("op")

@@ -349,6 +349,9 @@ _PATHS: dict[str, Json] = {
             "The partitions of the log.",
             {200: _object(partitions=_list(_ref("Partition")), log=_TEXT)},
             _in_query("time", _TEXT, "`at`: the first offset from then on; µs or ISO 8601."),
+            _in_query("filter", _FILTERS, "Addresses to be read; refused without the right to."),
+            _in_query("pattern", _TEXT, "The same, as a regular expression (RE2)."),
+            errors=(413,),
         )
     },
     "/v1/log/{partition}": {
@@ -362,9 +365,14 @@ _PATHS: dict[str, Json] = {
             _in_query("to", _COUNT, "The offset behind the last; up to what is durable."),
             _in_query("time_from", _TEXT, "Instead of `from`: µs since 1970 or ISO 8601."),
             _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
+            _in_query(
+                "pattern",
+                _TEXT,
+                "Only addresses that match this regular expression (RE2) as a whole.",
+            ),
             _in_query("columns", _TEXT, "Names of columns, with commas."),
             _in_query("limit", _COUNT, "So many rows at most."),
-            errors=(404, 416),
+            errors=(404, 413, 416),
         )
     },
     "/v1/progress": {

@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wirelake.spark.offsets import behind_latest
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["behind_latest", "register"]
+
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `wirelake`, to read and to write."""
+    """Let a session know the format `wirelake`, where Spark does not find it by itself."""
     # Not imported above: planning offsets needs no Spark.
     from wirelake.spark.source import register
 

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from wirelake.address import check_filter
 from wirelake.errors import ConfigError, EngineError, RefusedError, WirelakeError
 from wirelake.spark import direct, offsets
+from wirelake.spark import options as source_options
 from wirelake.spark.commits import TakenError
 from wirelake.spark.compaction import FEW, Compactor
 from wirelake.spark.files import FILE_BYTES, TableWriter
@@ -85,7 +86,7 @@ class Options:
             raise ConfigError("--subscribe", "with --route only what a route names is landed")
         given = {"url": self.url} | ({"subscribe": self.subscribe} if self.subscribe else {})
         if not self.routes:
-            return offsets.Options.parse(given).filters
+            return source_options.Options.parse(given).filters
         try:
             wanted = tuple(dict.fromkeys(check_filter(filter) for filter, _ in self.routes))
         except RefusedError as error:

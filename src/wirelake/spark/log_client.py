@@ -69,11 +69,12 @@ class LogClient:
         self._token = token
         self._patience = patience
 
-    def log(self) -> Log:
-        """What the log has now."""
-        told = self._ask("GET", "/v1/log")
+    def log(self, filters: Sequence[str] = (), pattern: str = "") -> Log:
+        """What the log has now; RefusedError where these addresses may not be read."""
+        told = self._ask("GET", "/v1/log", _selected(filters, pattern))
         extents = {
-            one["partition"]: Extent(one["first"], one["next"]) for one in told["partitions"]
+            one["partition"]: Extent(one["first"], one["next"], one.get("bytes", 0))
+            for one in told["partitions"]
         }
         return Log(told.get("log", ""), extents)
 
@@ -98,11 +99,13 @@ class LogClient:
         filters: Sequence[str] = (),
         columns: Iterable[str] = (),
         *,
+        pattern: str = "",
         log: str = "",
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.Table]:
         """The rows of a range whose addresses match, in order; some columns, or all of them.
 
+        Addresses match one of the filters, and the pattern, a regular expression of RE2.
         Where it is said of which log, none of another are taken for them.
         The column `offset` is always there: it says where to go on.
         """
@@ -110,7 +113,7 @@ class LogClient:
         names = [*dict.fromkeys([*columns, "offset"])] if columns else []
         waiting = _Waiting(self._patience)
         while at < wanted.stop:
-            asked: dict[str, Any] = {"from": at, "to": wanted.stop, "filter": list(filters)}
+            asked = {"from": at, "to": wanted.stop} | _selected(filters, pattern)
             if log:
                 asked["log"] = log
             if names:
@@ -201,6 +204,11 @@ class LogClient:
             connection.close()
             raise
         return connection, response
+
+
+def _selected(filters: Sequence[str], pattern: str) -> dict[str, Any]:
+    """The parameters of a request for some addresses."""
+    return {"filter": list(filters)} | ({"pattern": pattern} if pattern else {})
 
 
 class _Body:

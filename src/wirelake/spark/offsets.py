@@ -1,13 +1,13 @@
-"""Which rows of the log to read: options and offsets. No Spark, no sockets, no clock.
+"""Which rows of the log to read: offsets and tasks. No Spark, no sockets, no clock.
 
 Offsets are `{partition: next offset}`, per partition of the log, so that a hundred thousand
 addresses cost a checkpoint nothing. A range of offsets is immutable: reading it again gives the
 same rows. So whatever is planned here follows from options and offsets alone, and a batch that
 Spark runs again is cut into the same tasks. With them stands which log they are of: a broker that
-was given new data must not be taken for one that has gone on.
+was given new data must not be taken for one that has gone on. A stream's offsets also carry the
+name under which the broker shows its progress, so that it keeps that name when it is restarted.
 
-Options are those of Spark's Kafka source where they mean the same; -2 is the first offset that the
-log has, -1 the next one to come.
+-2 is the first offset that the log has, -1 the next one to come.
 """
 
 from __future__ import annotations
@@ -17,13 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Literal
-from urllib.parse import urlsplit
-from zlib import crc32
+from typing import Any, Literal
 
-from wirelake.address import check_filter
-from wirelake.errors import ConfigError, EngineError, RefusedError
-from wirelake.wire.arrow import SCHEMA
+from wirelake.errors import ConfigError, EngineError
 
 Offsets = dict[int, int]
 
@@ -31,15 +27,10 @@ EARLIEST, LATEST = -2, -1
 
 #: Rows that one task reads, about: a longer range is cut.
 TASK_ROWS = 1_000_000
+#: Small ranges share a task up to this many rows: a task costs as much as some thousand rows.
+SHARED_ROWS = 100_000
 #: How long a broker that is away is waited for (seconds).
 PATIENCE = 60.0
-
-#: The options of the source, as users write them.
-OPTIONS = (
-    "url", "token", "subscribe", "subscribePattern", "startingOffsets", "endingOffsets",
-    "startingTimestamp", "maxRowsPerTrigger", "minPartitions", "failOnDataLoss", "includeHeaders",
-    "columns", "query", "retrySeconds",
-)  # fmt: skip
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -50,6 +41,7 @@ class Extent:
 
     first: int
     next: int
+    bytes: int = 0  # what is stored; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +50,16 @@ class Log:
 
     id: str
     extents: Mapping[int, Extent]
+
+    def only(self, partitions: Iterable[int] | None) -> Log:
+        """The log as if it had only these partitions; ConfigError where it lacks one."""
+        if partitions is None:
+            return self
+        wanted = sorted(partitions)
+        if lacking := [p for p in wanted if p not in self.extents]:
+            has = ", ".join(map(str, sorted(self.extents)))
+            raise ConfigError("assign", f"the log has the partitions {has}, and no {lacking[0]}")
+        return Log(self.id, {p: self.extents[p] for p in wanted})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where somebody is in a log: the next offset of each partition; empty `log`: of any log."""
+    """Where somebody is in a log: the next offset of each partition; empty `log`: of any log.
+
+    `query` is the name of the stream that is there; empty: it has none of its own.
+    """
 
     offsets: Offsets
     log: str = ""
+    query: str = ""
 
     @classmethod
     def parse(cls, value: object, *, least: int = 0) -> Place:
@@ -85,11 +91,11 @@ class Place:
         if not isinstance(value, dict):
             raise EngineError(f"{value!r} are no offsets")
         offsets: Offsets = {}
-        log = value.get("log", "")
-        if not isinstance(log, str):
-            raise EngineError(f"{log!r} is no log")
+        log, query = value.get("log", ""), value.get("query", "")
+        if not isinstance(log, str) or not isinstance(query, str):
+            raise EngineError(f"{value!r} names no log or query")
         for key, offset in value.items():
-            if key == "log":
+            if key in ("log", "query"):
                 continue
             number = str(key)
             if not (number.isascii() and number.isdecimal()) or type(offset) is not int:
@@ -97,12 +103,13 @@ class Place:
             if offset < least:
                 raise EngineError(f"{offset} is no offset")
             offsets[int(number)] = offset
-        return cls(offsets, log)
+        return cls(offsets, log, query)
 
     def as_json(self) -> dict[str, int | str]:
         """The same for JSON, always in one order: Spark compares the text."""
         numbers = {str(partition): self.offsets[partition] for partition in sorted(self.offsets)}
-        return numbers | ({"log": self.log} if self.log else {})
+        names = {"log": self.log, "query": self.query}
+        return numbers | {name: text for name, text in names.items() if text}
 
     def is_in(self, log: str) -> bool:
         """Whether it can be a place in this log."""
@@ -113,162 +120,6 @@ class Place:
 Bound = Literal["earliest", "latest"] | Place
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for, checked."""
-
-    url: str
-    token: str = ""
-    filters: tuple[str, ...] = ()
-    starting: Bound | None = None
-    ending: Bound | None = None
-    starting_time: int | None = None  # µs since 1970
-    max_rows: int = 0  # 0: no limit
-    min_partitions: int = 0
-    fail_on_data_loss: bool = True
-    columns: tuple[str, ...] = ()
-    query: str = ""
-    patience: float = PATIENCE
-
-    @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
-        """The options of a source, whatever the case of their names; ConfigError where wrong."""
-        options = named(given, OPTIONS)
-        if "startingOffsets" in options and "startingTimestamp" in options:
-            raise ConfigError("startingTimestamp", "give this or startingOffsets, not both")
-        filters = _filters(options)
-        return cls(
-            url=address_of(options),
-            token=options.get("token", ""),
-            filters=filters,
-            starting=_bound(options, "startingOffsets"),
-            ending=_bound(options, "endingOffsets"),
-            starting_time=_time(options, "startingTimestamp"),
-            max_rows=whole(options, "maxRowsPerTrigger"),
-            min_partitions=whole(options, "minPartitions"),
-            fail_on_data_loss=truth(options, "failOnDataLoss", default=True),
-            columns=_columns(options),
-            query=options.get("query") or f"spark-{crc32(repr(filters).encode()):08x}",
-            patience=seconds(options, "retrySeconds", PATIENCE),
-        )
-
-    def check_batch(self) -> None:
-        """Refuse what a batch cannot do."""
-        if _has(self.starting, "latest", LATEST):
-            raise ConfigError("startingOffsets", "a batch that begins at the latest has no rows")
-        if _has(self.ending, "earliest", EARLIEST):
-            raise ConfigError("endingOffsets", "a batch that ends at the earliest has no rows")
-        if self.max_rows:
-            raise ConfigError("maxRowsPerTrigger", "this is for streams")
-
-    def check_stream(self) -> None:
-        """Refuse what a stream cannot do."""
-        if self.ending is not None:
-            raise ConfigError("endingOffsets", "a stream has no end")
-
-
-# Options
-
-
-def named(given: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
-    """Options by their proper names; one that nobody knows is refused, as it is a slip."""
-    proper = {name.lower(): name for name in known}
-    for name in given:
-        if name.lower() not in proper:
-            raise ConfigError(name, f"there is no such option; there are {', '.join(known)}")
-    return {proper[name.lower()]: value.strip() for name, value in given.items()}
-
-
-def address_of(options: Mapping[str, str]) -> str:
-    """Where the broker's HTTP is."""
-    url = options.get("url", "").rstrip("/")
-    if not url:
-        raise ConfigError("url", "say where the broker's HTTP is, such as http://127.0.0.1:7780")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or parts.path or parts.query or parts.username:
-        raise ConfigError("url", f"{url} is not of the form http://host:port")
-    return url
-
-
-def whole(options: Mapping[str, str], name: str) -> int:
-    """A number of at least 1, or 0 where there is none."""
-    if name not in options:
-        return 0
-    text = options[name]
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**63):
-        raise ConfigError(name, f"{text!r} is no number from 1 on")
-    return int(text)
-
-
-def truth(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """True or false."""
-    text = options.get(name, str(default)).lower()
-    if text not in ("true", "false"):
-        raise ConfigError(name, f"{text!r} is neither true nor false")
-    return text == "true"
-
-
-def seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """A time in seconds."""
-    try:
-        value = float(options.get(name, default))
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e9:
-        raise ConfigError(name, f"{options[name]!r} is no time in seconds")
-    return value
-
-
-def _filters(options: Mapping[str, str]) -> tuple[str, ...]:
-    if "subscribe" in options and "subscribePattern" in options:
-        raise ConfigError("subscribePattern", "give this or subscribe, not both")
-    if "subscribePattern" in options:
-        name, wanted = "subscribePattern", [options["subscribePattern"]]
-    else:
-        name = "subscribe"
-        wanted = [one.strip() for one in options.get(name, "#").split(",")]
-    try:
-        filters = tuple(check_filter(one) for one in wanted)
-    except RefusedError as error:
-        raise ConfigError(name, error.text) from None
-    # Everything, the addresses that begin with `$` too: no filter at all, which costs nothing.
-    return () if "#" in filters else filters
-
-
-def _bound(options: Mapping[str, str], name: str) -> Bound | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    match text.lower():
-        case "earliest":
-            return "earliest"
-        case "latest":
-            return "latest"
-    try:
-        return Place.parse(json.loads(text), least=EARLIEST)
-    except (ValueError, EngineError):
-        form = 'earliest, latest, or JSON such as {"0": 23, "1": -2}'
-        raise ConfigError(name, f"{text!r} is not {form}") from None
-
-
-def _time(options: Mapping[str, str], name: str) -> int | None:
-    """µs since 1970, from the milliseconds that Kafka's option has, or from ISO 8601."""
-    text = options.get(name)
-    if text is None:
-        return None
-    if text.isascii() and text.isdecimal() and len(text) <= 15:
-        return int(text) * 1000
-    try:
-        return micros(datetime.fromisoformat(text))
-    except ValueError:
-        form = "milliseconds since 1970, or a time such as 2026-01-31T12:00"
-        raise ConfigError(name, f"{text!r} is not {form}") from None
-
-
 def micros(time: datetime) -> int:
     """µs since 1970; a time without a zone is UTC."""
     if time.tzinfo is None:
@@ -276,51 +127,48 @@ def micros(time: datetime) -> int:
     return (time - _EPOCH) // timedelta(microseconds=1)
 
 
-def _columns(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns to read, in the log's order unless they are named."""
-    headers = truth(options, "includeHeaders", default=False)
-    if "columns" in options:
-        columns = [name.strip() for name in options["columns"].split(",")]
-        if headers and "headers" not in columns:
-            columns.append("headers")
-    else:
-        columns = [name for name in SCHEMA.names if headers or name != "headers"]
-    for name in columns:
-        if name not in SCHEMA.names:
-            raise ConfigError("columns", f"the log has no column {name!r}")
-        if columns.count(name) > 1:
-            raise ConfigError("columns", f"{name} is named twice")
-    return tuple(columns)
-
-
-def _has(bound: Bound | None, word: str, number: int) -> bool:
-    return bound == word or (isinstance(bound, Place) and number in bound.offsets.values())
-
-
 # Offsets
 
 
-def resolve(bound: Bound, log: Log, option: str) -> Offsets:
-    """The offsets that a bound stands for now; each partition of the log must have one."""
-    first = {p: extent.first for p, extent in log.extents.items()}
-    latest = {p: extent.next for p, extent in log.extents.items()}
-    if bound == "earliest":
-        return first
-    if bound == "latest":
-        return latest
-    assert isinstance(bound, Place)
+def resolve(
+    bound: Bound, log: Log, option: str, default: Literal["earliest", "latest"] = "earliest"
+) -> Offsets:
+    """The offsets that a bound stands for now; partitions that it does not name have the default.
+
+    ConfigError where it names offsets of another log, a partition that is not there, or an offset
+    behind the end.
+    """
+    words = {EARLIEST: first_of(log), LATEST: latest_of(log)}
+    if not isinstance(bound, Place):
+        return words[EARLIEST if bound == "earliest" else LATEST]
     if not bound.is_in(log.id):
         raise ConfigError(option, f"these are offsets of the log {bound.log}; this is {log.id}")
-    if bound.offsets.keys() != latest.keys():
-        has = ", ".join(map(str, sorted(latest)))
-        raise ConfigError(option, f"the log has the partitions {has}; give an offset for each")
-    words = {EARLIEST: first, LATEST: latest}
-    offsets = {p: words.get(given, bound.offsets)[p] for p, given in bound.offsets.items()}
-    for partition, offset in offsets.items():
-        if offset > latest[partition]:
-            text = f"partition {partition} ends at {latest[partition]}, before {offset}"
+    check_partitions(bound.offsets, log, option)
+    offsets = words[EARLIEST if default == "earliest" else LATEST]
+    for partition, given in bound.offsets.items():
+        offset = words[given][partition] if given in words else given
+        if offset > log.extents[partition].next:
+            text = f"partition {partition} ends at {log.extents[partition].next}, before {offset}"
             raise ConfigError(option, text)
+        offsets[partition] = offset
     return offsets
+
+
+def first_of(log: Log) -> Offsets:
+    """The first offset of each partition."""
+    return {p: extent.first for p, extent in log.extents.items()}
+
+
+def latest_of(log: Log) -> Offsets:
+    """The next offset of each partition."""
+    return {p: extent.next for p, extent in log.extents.items()}
+
+
+def check_partitions(given: Iterable[int], log: Log, option: str) -> None:
+    """Refuse partitions that are not read."""
+    if unknown := sorted(set(given) - log.extents.keys()):
+        has = ", ".join(map(str, sorted(log.extents)))
+        raise ConfigError(option, f"partition {unknown[0]} is not read; there are {has}")
 
 
 def check_kept(start: Place, log: Log, *, fail: bool) -> Offsets:
@@ -344,8 +192,8 @@ def check_kept(start: Place, log: Log, *, fail: bool) -> Offsets:
         kept[partition] = extent.first
     if fail and (gone := start.offsets.keys() - log.extents.keys()):
         raise EngineError(
-            f"the log has no partition {min(gone)} any more: was the broker's data replaced? "
-            "With failOnDataLoss=false it is read from its beginning"
+            f"partition {min(gone)} was read so far, and is not any more: was the broker's data "
+            "replaced, or assign changed? With failOnDataLoss=false it is left out"
         )
     return kept
 
@@ -370,6 +218,36 @@ def data_loss(partition: int, wanted: int, extent: Extent) -> EngineError:
         f"the rows {wanted} to {extent.first - 1} of partition {partition} of the log were deleted "
         f"before they were read; {hint}"
     )
+
+
+def behind_latest(progress: Mapping[str, Any]) -> list[dict[str, str]]:
+    """How far each source of a query is behind the end of its log, by Kafka's names.
+
+    `progress` is a query's `lastProgress`. The answer has a dict for each of its sources, in their
+    order, which is empty where the source is not ours. Spark lets no Python source put these
+    numbers into the progress's `metrics` itself.
+    """
+    found: list[dict[str, str]] = []
+    for source in progress["sources"]:
+        try:
+            done, there = (
+                Place.parse(json.loads(one) if isinstance(one, str) else one)
+                for one in (source["endOffset"], source["latestOffset"])
+            )
+            lags = [next - done.offsets[partition] for partition, next in there.offsets.items()]
+        except (ValueError, EngineError, KeyError):
+            lags = []
+        names = ("minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest")
+        numbers = (min(lags), max(lags), sum(lags) / len(lags)) if lags else ()
+        found.append({name: str(number) for name, number in zip(names, numbers, strict=False)})
+    return found
+
+
+def rows_within(size: int, log: Log) -> int:
+    """How many rows of a log have this many bytes, about; by the average of what it has."""
+    stored = sum(extent.bytes for extent in log.extents.values())
+    count = sum(extent.next - extent.first for extent in log.extents.values())
+    return max(1, size * count // stored) if stored and count else max(1, size)
 
 
 def share(start: Offsets, end: Offsets, most: int) -> Offsets:
@@ -408,11 +286,45 @@ def ranges(start: Offsets, end: Offsets) -> list[Range]:
     return found
 
 
-def split(wanted: list[Range], at_least: int = 0, most: int = TASK_ROWS) -> list[Range]:
+def tasks(wanted: list[Range], at_least: int = 0, most: int = 0) -> list[tuple[Range, ...]]:
+    """What each task reads: long ranges are cut, small ones share a task.
+
+    There are at least so many tasks, where there are rows enough, and none has more than `most`
+    rows. Nothing else counts, least of all how many cores there are: a batch that is run again on
+    another cluster must be cut into the same tasks.
+    """
+    pieces = split(wanted, at_least, most or TASK_ROWS, is_strict=bool(most))
+    room = min(SHARED_ROWS, most) if most else SHARED_ROWS
+    if at_least:
+        room = min(room, sum(map(len, wanted)) // at_least)
+    found: list[list[Range]] = []
+    left: list[int] = []  # room in each of the shared tasks
+    shared: list[list[Range]] = []
+    for piece in sorted(pieces, key=len, reverse=True):
+        size = len(piece)
+        if 2 * size > room:  # nothing of its size fits beside it
+            found.append([piece])
+            continue
+        place = next((n for n, free in enumerate(left) if free >= size), None)
+        if place is None:
+            place = len(left)
+            left.append(room)
+            shared.append([])
+        left[place] -= size
+        shared[place].append(piece)
+    return [
+        tuple(sorted(some, key=lambda one: (one.partition, one.start))) for some in found + shared
+    ]
+
+
+def split(
+    wanted: list[Range], at_least: int = 0, most: int = TASK_ROWS, *, is_strict: bool = False
+) -> list[Range]:
     """Ranges cut into tasks of about one size, at least so many where there are rows enough.
 
     A range that is hardly longer than a task is one: halves of it beside whole ones would leave
-    cores idle at the end. For the same reason the largest tasks come first.
+    cores idle at the end. For the same reason the largest tasks come first. A strict limit is never
+    passed.
     """
     total = sum(map(len, wanted))
     if not total:
@@ -420,7 +332,10 @@ def split(wanted: list[Range], at_least: int = 0, most: int = TASK_ROWS) -> list
     size = min(most, max(1, total // at_least)) if at_least else most
     cut = []
     for one in wanted:
-        count = -(-len(one) // size) if at_least else max(1, (2 * len(one) + size) // (2 * size))
+        is_cut_short = at_least or is_strict
+        count = (
+            -(-len(one) // size) if is_cut_short else max(1, (2 * len(one) + size) // (2 * size))
+        )
         cuts = [one.start + len(one) * k // count for k in range(count + 1)]
         cut.append(
             [Range(one.partition, begin, stop) for begin, stop in pairwise(cuts) if begin < stop]

@@ -12,11 +12,14 @@ whole or not at all; of a large one that fails for good some chunks stay publish
 All this holds where a task's rows come in the same order each time it is run, or (after a shuffle,
 where they may not) are one chunk.
 
-Columns: `address` and `payload` (bytes or text), and where they are there `id`, `correlation_id`,
-`content_type`, `priority`, `ttl`, `headers`. Others are left out, so rows of the log can be
-published as they are.
+Columns: `address` (or the option `address`) and `payload` (bytes or text), and where they are there
+`id`, `correlation_id`, `content_type`, `priority`, `ttl`, `headers`, `timestamp`. The broker stamps
+what it receives, so a row's own time travels as the header `timestamp`. The log's other columns are
+left out, so its rows can be published as they are; columns that nobody knows are left out and
+named in Spark's log.
 
-Options: `url`, `token`, `retrySeconds` as for the source; `onError`: `fail` (the default), or
+Options: `url`, `token`, `retrySeconds` as for the source; `address`: where rows go that have no
+address; `onError`: `fail` (the default), or
 `skip` for rows that cannot be published: they are counted and told in Spark's log; `producer`: who
 writes, in a batch together with `sequence`, which batch this is, so that it can be written again.
 """
@@ -47,15 +50,17 @@ from pyspark.sql.types import (
     ShortType,
     StringType,
     StructType,
+    TimestampType,
 )
 
 from wirelake.address import check_address, check_topic
 from wirelake.errors import ConfigError, EngineError, RefusedError
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import PATIENCE, address_of, named, seconds
+from wirelake.spark.offsets import PATIENCE
+from wirelake.spark.options import address_of, named, seconds
 from wirelake.wire.arrow import SCHEMA
 
-OPTIONS = ("url", "token", "retrySeconds", "onError", "producer", "sequence")
+OPTIONS = ("url", "token", "retrySeconds", "address", "onError", "producer", "sequence")
 #: Options that Spark itself has for writers.
 SPARKS_OWN = ("checkpointLocation", "queryName", "path")
 
@@ -77,7 +82,15 @@ _TYPES: dict[str, tuple[type[DataType], ...]] = {
     "priority": _WHOLE,
     "ttl": _WHOLE,
     "headers": (MapType,),
+    "timestamp": (TimestampType,),
 }
+#: Columns of the log that say how a message came, not what it is.
+_LEFT_OUT = tuple(name for name in SCHEMA.names if name not in _TYPES)
+#: The header that has a row's own time, and how it is written (UTC).
+TIME_HEADER = "timestamp"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+_ENTRIES = pa.list_(pa.struct({"key": pa.string(), "value": pa.string()}))
 _MOST = {"content_type": 65535, "priority": 1, "ttl": 2**31 - 1}
 _MAX_ID = 255
 
@@ -113,7 +126,13 @@ class _Writing:
         self._sequence = options.get("sequence", "")
         for name, most in (("producer", 128), ("sequence", 64)):
             _check_name(name, options.get(name), most)
-        self._columns = _columns(schema)
+        self._address = options.get("address", "")
+        if "address" in options:
+            try:
+                check_topic(self._address)
+            except RefusedError as error:
+                raise ConfigError("address", error.text) from None
+        self._columns = _columns(schema, has_address=bool(self._address))
 
     def publish(self, batches: Iterator[pa.RecordBatch], producer: str, sequence: str) -> Published:
         """Publish a task's rows but for its last chunk, which comes back."""
@@ -159,7 +178,7 @@ class _Writing:
 
     def _checked(self, batch: pa.RecordBatch, done: Published) -> pa.RecordBatch:
         """The columns to send, of the rows that can be published."""
-        batch = batch.select(self._columns)
+        batch = _with_address(batch.select(self._columns), self._address)
         bad, why = _faults(batch)
         if bad is None:
             return batch
@@ -234,11 +253,17 @@ def _check_name(option: str, name: str | None, most: int) -> None:
         raise ConfigError(option, f"it has at most {most} bytes")
 
 
-def _columns(schema: StructType) -> list[str]:
-    """The columns that are sent; those that are missing or of another type are told."""
+def _columns(schema: StructType, *, has_address: bool) -> list[str]:
+    """The columns that are sent; those that are missing, unknown or of another type are told."""
+    unknown = [name for name in schema.names if name not in (*_TYPES, *_LEFT_OUT)]
     for name in ("address", "payload"):
-        if name not in schema.names:
-            raise ConfigError("schema", f"there is no column {name}")
+        if name not in schema.names and not (name == "address" and has_address):
+            text = f"there is no column {name}"
+            if unknown:
+                text += f", and nobody knows {', '.join(unknown)}"
+            if name == "address":
+                text += "; the option address is for rows that all go to one"
+            raise ConfigError("schema", text)
     columns = [name for name in _TYPES if name in schema.names]
     for name in columns:
         kind = schema[name].dataType
@@ -247,7 +272,24 @@ def _columns(schema: StructType) -> list[str]:
             is_map and kind.simpleString() != "map<string,string>"
         ):
             raise ConfigError("schema", f"the column {name} is {kind.simpleString()}")
+    if unknown:
+        log.warning(
+            "columns that a message does not have are left out: %s; it has %s",
+            ", ".join(unknown),
+            ", ".join(_TYPES),
+        )
     return columns
+
+
+def _with_address(batch: pa.RecordBatch, address: str) -> pa.RecordBatch:
+    """A batch in which every row has an address: its own, or the default."""
+    if not address:
+        return batch
+    if "address" not in batch.schema.names:
+        return batch.append_column("address", pa.repeat(pa.scalar(address), batch.num_rows))
+    place = batch.schema.get_field_index("address")
+    filled = pc.fill_null(batch.column(place), address)
+    return batch.set_column(place, pa.field("address", filled.type), filled)
 
 
 def _faults(batch: pa.RecordBatch) -> tuple[pa.Array | None, str]:
@@ -295,15 +337,47 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _body(batches: list[pa.RecordBatch]) -> tuple[memoryview, int]:
     """Rows as an Arrow stream in the log's types, and how many there are."""
-    table = pa.Table.from_batches(batches)
-    columns = {}
-    for name in table.column_names:
-        column = table[name]
-        if name == "headers" and column.null_count:  # where there are none, they are empty
-            column = pc.if_else(pc.is_null(column), pa.scalar([], column.type), column)
-        columns[name] = column.cast(SCHEMA.field(name).type)
+    table = pa.Table.from_batches(batches).combine_chunks()
+    columns = {
+        name: table[name].cast(SCHEMA.field(name).type)
+        for name in table.column_names
+        if name not in ("headers", "timestamp")
+    }
+    if "headers" in table.column_names or "timestamp" in table.column_names:
+        columns["headers"] = _headers(table)
     rows = pa.table(columns).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows)
     return memoryview(sink.getvalue()), rows.num_rows
+
+
+def _headers(table: pa.Table) -> pa.Array:
+    """The headers of rows, with their times; where there are none, they are empty."""
+    rows = pc.indices_nonzero(pa.repeat(True, table.num_rows)).cast(pa.int64())
+    owners, keys, items = rows.slice(0, 0), pa.array([], pa.string()), pa.array([], pa.string())
+    sizes = pa.repeat(pa.scalar(0, pa.int32()), table.num_rows)
+    if "headers" in table.column_names:
+        # As a list: Arrow has no functions that tell which entry of a map is whose.
+        given = _one(table["headers"]).cast(_ENTRIES)
+        owners, entries = pc.list_parent_indices(given), pc.list_flatten(given)
+        keys, items = pc.struct_field(entries, "key"), pc.struct_field(entries, "value")
+        sizes = pc.fill_null(pc.list_value_length(given), 0)
+    if "timestamp" in table.column_names:
+        times = _one(table["timestamp"]).cast(pa.timestamp("us", "UTC"))
+        own = owners.filter(pc.equal(keys, TIME_HEADER))  # rows that have such a header keep it
+        is_timed = pc.and_(pc.is_valid(times), pc.invert(pc.is_in(rows, own)))
+        texts = pc.strftime(times.filter(is_timed), TIME_FORMAT)
+        owners = pa.concat_arrays([owners, rows.filter(is_timed)])
+        keys = pa.concat_arrays([keys, pa.repeat(pa.scalar(TIME_HEADER), len(texts))])
+        items = pa.concat_arrays([items, texts])
+        order = pc.sort_indices(owners)  # it is stable
+        keys, items = keys.take(order), items.take(order)
+        sizes = pc.add(sizes, is_timed.cast(pa.int32()))
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(sizes)])
+    return pa.MapArray.from_arrays(starts, keys, items)
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    """A column that was combined, as one array."""
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)

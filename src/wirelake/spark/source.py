@@ -2,49 +2,50 @@
 
 The driver plans ranges of offsets; executors read them straight from the broker, in parallel, as
 Arrow batches. Readers know the options and nothing else: where a stream is stands in its offsets.
+
+What Spark lets a Python source do, and what not (4.2, 4.3): filters are pushed down, columns are
+not; a stream has admission control and AvailableNow, but no real-time mode and no metrics.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
-from wirelake.address import has_wildcard, matches
 from wirelake.errors import ConfigError, WirelakeError
-from wirelake.spark import offsets
+from wirelake.spark import catalog, offsets, sink
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Log, Offsets, Options, Place, Range
+from wirelake.spark.offsets import Log, Offsets, Place, Range
+from wirelake.spark.options import OPTIONS, Options, is_of_table, named, of_table
+from wirelake.spark.pushdown import LARGEST, Pushdown, Wanted
 from wirelake.spark.session import spare_garbage_collector
 from wirelake.spark.sink import BatchWriter, StreamWriter
 from wirelake.spark.table import LOG_SCHEMA
@@ -52,49 +53,45 @@ from wirelake.spark.table import LOG_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Without this Spark pushes no filters down to Python sources, and refuses those that take them.
-PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-#: Addresses that are asked for by name at most; a query has room for a hundred parameters.
-MOST_ADDRESSES = 64
+#: Where a token comes from that is not given as an option.
+TOKEN = "WIRELAKE_TOKEN"
 #: What goes to Spark at once (bytes), about, so that its memory need not grow with a batch.
 BATCH_BYTES = 4 << 20
 #: Smaller batches are put together: each one costs Spark as much as a hundred rows or two.
 SMALL_BYTES = 64 << 10
+#: From this many rows on, a query that reads all columns is told of the option `columns`.
+MANY_ROWS = 1_000_000
 
 #: Seconds until a broker that had nothing new is asked again; Spark by itself would not wait.
 IDLE = 0.1
 
-_LARGEST = 2**63 - 1
+#: The filters that hold in a partition of the log.
+FiltersOf = Callable[[int], tuple[str, ...]]
 
-log = logging.getLogger("wirelake.spark")
+logger = logging.getLogger("wirelake.spark")
 
 
 class Wirelake(DataSource):
     """`wirelake`: the log of a broker, to read from; the broker itself, to publish to.
 
-    Options, to read
-    ----------------
+    Options are those of Spark's Kafka source where they mean the same: docs/spark.md has the table.
+    The most important ones:
+
     url                 where the broker's HTTP is: http://host:port
-    token               who asks, where the broker wants to know
+    token               who asks, where the broker wants to know; else WIRELAKE_TOKEN
     subscribe           addresses and filters, separated by commas; all, if not given
-    subscribePattern    the same, one filter that may have commas
+    subscribePattern    a regular expression (RE2) for whole addresses
     startingOffsets     earliest (batch), latest (stream), or {"0": 23, "1": -2}: -2 is the
                         earliest, -1 the latest; for new streams only
     startingTimestamp   from what was received then on: ms since 1970, or 2026-01-31T12:00
-    endingOffsets       latest, or JSON; for batches
-    maxRowsPerTrigger   rows of the log that a batch of a stream has at most
-    minPartitions       tasks at least; a long range is cut in any case
-    failOnDataLoss      true: rows that were deleted before they were read are an error
-    includeHeaders      false: no column `headers`
     columns             what to read, separated by commas
+    maxRowsPerTrigger   rows of the log that a batch of a stream has at most
     query               the name under which the broker shows how far a stream is
-    retrySeconds        60: how long a broker that is away is waited for
 
-    Options, to write: see `wirelake.spark.sink`.
+    To write, see `wirelake.spark.sink`.
 
     Examples
     --------
-    >>> wirelake.spark.register(spark)
     >>> log = spark.read.format("wirelake").option("url", "http://127.0.0.1:7780").load()
     >>> log.where("address = 'house/door' and timestamp > '2026-01-01'").count()
     >>> stream = spark.readStream.format("wirelake").options(url=url, subscribe="house/#").load()
@@ -107,35 +104,79 @@ class Wirelake(DataSource):
 
     def schema(self) -> StructType:
         """The columns that are wanted; wrong options are told here, as it is called first."""
-        return schema_of(Options.parse(self.options).columns)
+        if not is_of_table(self.options):
+            return schema_of(Options.parse(self.options).columns)
+        options = named(of_table(self.options), dict.fromkeys((*OPTIONS, *sink.OPTIONS)))
+        parsed = Options.parse({name: options[name] for name in OPTIONS if name in options})
+        return catalog.with_options(schema_of(parsed.columns), options)
 
     def reader(self, schema: StructType) -> LogReader:
         """A reader of what the log has now."""
-        options = _with_schema(Options.parse(self.options), schema)
+        options = self._options(schema)
         options.check_batch()
         return LogReader(options, schema)
 
     def streamReader(self, schema: StructType) -> LogStreamReader:  # noqa: N802 - Spark's name
         """A reader that goes on."""
-        options = _with_schema(Options.parse(self.options), schema)
+        options = self._options(schema)
         options.check_stream()
         return LogStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A writer of one batch."""
-        return BatchWriter(self.options, schema, overwrite=overwrite)
+        given = catalog.complete(self.options, schema, sink.OPTIONS, is_write=True)
+        return BatchWriter(_with_token(given), schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
-        """A writer of a stream's batches."""
-        return StreamWriter(self.options, schema)
+        """A writer of a stream's batches.
+
+        Spark gives it the columns of the query, not of the table that `toTable` names. So their
+        metadata may be another table's, and does not count.
+        """
+        return StreamWriter(_with_token(self.options), schema)
+
+    def _options(self, schema: StructType) -> Options:
+        """The options of a reader, with the columns of a schema, which may be the user's own."""
+        options = Options.parse(_with_token(catalog.complete(self.options, schema, OPTIONS)))
+        known = {field.name: field.dataType for field in LOG_SCHEMA.fields}
+        for wanted in schema.fields:
+            if known.get(wanted.name) != wanted.dataType:
+                text = f"the log has no column {wanted.name} {wanted.dataType.simpleString()}"
+                raise ConfigError("schema", text)
+        is_default = options.has_default_columns and len(schema.names) >= len(options.columns)
+        return replace(options, columns=tuple(schema.names), has_default_columns=is_default)
+
+
+def _with_token(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Options with the token of the environment, where they have none."""
+    if any(name.lower() == "token" for name in given) or not os.environ.get(TOKEN):
+        return given
+    return {**given, "token": os.environ[TOKEN]}
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `wirelake`."""
-    spark.conf.set(PUSHDOWN, "true")
-    spark.dataSource.register(Wirelake)
+    """Let a session know the format `wirelake`.
+
+    Spark finds the format by itself where the package `pyspark_wirelake` is installed; this is for
+    where it does not. Nothing is done in the definitions of a declarative pipeline: they may not
+    change their session, and Spark 4.3 cannot run a pipeline with a source that they register.
+    """
+    if not _is_in_pipeline():
+        spark.dataSource.register(Wirelake)
+
+
+def _is_in_pipeline() -> bool:
+    """Whether the definitions of a declarative pipeline are being read."""
+    registry = sys.modules.get("pyspark.pipelines.graph_element_registry")
+    if registry is None:
+        return False
+    try:
+        registry.get_active_graph_element_registry()
+    except PySparkException:
+        return False
+    return True
 
 
 def schema_of(columns: Iterable[str]) -> StructType:
@@ -143,38 +184,75 @@ def schema_of(columns: Iterable[str]) -> StructType:
     return StructType([LOG_SCHEMA[name] for name in columns])
 
 
-def _with_schema(options: Options, schema: StructType) -> Options:
-    """The options with the columns of a schema, which may be the user's own."""
-    known = {field.name: field.dataType for field in LOG_SCHEMA.fields}
-    for wanted in schema.fields:
-        if known.get(wanted.name) != wanted.dataType:
-            text = f"the log has no column {wanted.name} {wanted.dataType.simpleString()}"
-            raise ConfigError("schema", text)
-    return replace(options, columns=tuple(schema.names))
-
-
 @dataclass
 class Piece(InputPartition):
-    """What one task reads."""
+    """What one task reads: ranges, each with its filters."""
 
-    range: Range
+    ranges: tuple[tuple[Range, tuple[str, ...]], ...]
     log: str
-    filters: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        super().__init__(self.range)
+        super().__init__(self.ranges)
 
 
 class _Reading:
-    """What both readers do in a task."""
+    """What both readers do."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._is_warned = False  # of columns that nobody may need
 
     @property
     def _client(self) -> LogClient:
         return LogClient(self._options.url, self._options.token, self._options.patience)
+
+    def _log(self) -> Log:
+        """What the log has now, of the partitions that are read; refused without the right to."""
+        options = self._options
+        asked = options.asked or (() if options.pattern else ("#",))
+        return self._client.log(asked, options.pattern).only(options.assigned)
+
+    def _at(self, moment: int | Offsets, log: Log, option: str, otherwise: Offsets) -> Offsets:
+        """The offsets of a time, or of one by partition; without one, those of `otherwise`."""
+        client = self._client
+        if isinstance(moment, int):
+            found = client.offsets_at(moment)
+            return {partition: found[partition] for partition in log.extents}
+        offsets.check_partitions(moment, log, option)
+        at = {one: client.offsets_at(one) for one in set(moment.values())}
+        return otherwise | {partition: at[one][partition] for partition, one in moment.items()}
+
+    def _start(self, log: Log, default: Literal["earliest", "latest"]) -> Offsets:
+        """Where a query begins that has not begun."""
+        options = self._options
+        if options.starting_time is None:
+            return offsets.resolve(options.starting or default, log, "startingOffsets", default)
+        name = "startingOffsetsByTimestamp"
+        words = offsets.first_of(log) if default == "earliest" else offsets.latest_of(log)
+        found = self._at(options.starting_time, log, name, words)
+        timed = options.starting_time if isinstance(options.starting_time, dict) else found
+        late = [p for p in sorted(timed) if found[p] == log.extents[p].next]
+        if late and options.strategy == "error":
+            text = f"partition {late[0]} has no row from that time on"
+            hint = f"{name}Strategy=latest begins at its end"
+            raise ConfigError(name, f"{text}; {hint}")
+        return found
+
+    def _pieces(self, wanted: list[Range], log: str, filters_of: FiltersOf) -> list[Piece]:
+        """The tasks for some ranges."""
+        options = self._options
+        is_wasteful = options.has_default_columns and sum(map(len, wanted)) >= MANY_ROWS
+        if is_wasteful and not self._is_warned:
+            self._is_warned = True
+            logger.warning(
+                "all columns of many rows are read: Spark does not tell a Python source which ones "
+                "a query uses; name them with the option columns"
+            )
+        return [
+            Piece(tuple((one, filters_of(one.partition)) for one in task), log)
+            for task in offsets.tasks(wanted, options.min_partitions, options.task_rows)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """The rows of a piece, as Arrow batches in Spark's types."""
@@ -183,12 +261,17 @@ class _Reading:
         spare_garbage_collector()
         # A batch is cheapest as it is stored; only payloads are worth being left out.
         columns = () if "payload" in self._options.columns else self._options.columns
-        batches = self._client.read(
-            partition.range,
-            partition.filters,
-            columns,
-            log=partition.log,
-            fail_on_data_loss=self._options.fail_on_data_loss,
+        batches = (
+            batch
+            for wanted, filters in partition.ranges
+            for batch in self._client.read(
+                wanted,
+                filters,
+                columns,
+                pattern=self._options.pattern,
+                log=partition.log,
+                fail_on_data_loss=self._options.fail_on_data_loss,
+            )
         )
         schema = to_arrow_schema(self._schema, timezone="UTC")
         yield from for_spark(batches, schema)
@@ -227,128 +310,46 @@ def _repeated(value: bytes, rows: int) -> pa.Array:
 # Batches
 
 
-#: What a comparison adds to its number to make it the first that is in, and the first that is not.
-_STEPS: dict[type[Filter], tuple[int | None, int | None]] = {
-    EqualTo: (0, 1),
-    GreaterThan: (1, None),
-    GreaterThanOrEqual: (0, None),
-    LessThan: (None, 0),
-    LessThanOrEqual: (None, 1),
-}
-
-
-@dataclass
-class Wanted:
-    """What pushed filters leave of the log."""
-
-    addresses: frozenset[str] | None = None
-    prefix: str = ""  # a filter that leaves more than is wanted
-    bounds: dict[str, tuple[int, int]] = field(default_factory=dict)  # [least, most) of a column
-
-    def take(self, given: Filter, subscribed: Sequence[str]) -> bool:
-        """Whether a filter is fully taken care of from now on."""
-        match given:
-            case EqualTo(("address",), str(address)):
-                return self._take_addresses({address})
-            case In(("address",), values):
-                return self._take_addresses({one for one in values if one is not None})
-            case StringStartsWith(("address",), str(prefix)):
-                levels = prefix.rpartition("/")[0]
-                if levels and not subscribed and not levels.startswith("$"):
-                    self.prefix = max(self.prefix, f"{levels}/#", key=len)
-                return False  # a filter ends at a level
-        return self._take_bound(given)
-
-    def _take_addresses(self, addresses: set[str]) -> bool:
-        # A name with a wildcard in it would be taken for a filter.
-        if len(addresses) > MOST_ADDRESSES or any(has_wildcard(one) for one in addresses):
-            return False
-        before = self.addresses
-        self.addresses = frozenset(addresses if before is None else before & addresses)
-        return True
-
-    def _take_bound(self, given: Filter) -> bool:
-        steps = _STEPS.get(type(given))
-        if steps is None:
-            return False
-        path, value = given.attribute, given.value  # type: ignore[attr-defined]  # all of these have
-        number = _number(path, value)
-        if number is None:
-            return False
-        least, most = self.bounds.get(path[0], (-_LARGEST, _LARGEST))
-        above, below = steps
-        self.bounds[path[0]] = (
-            least if above is None else max(least, number + above),
-            most if below is None else min(most, number + below),
-        )
-        return True
-
-    def filters(self, subscribed: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The filters to ask the broker for; None where nothing can match."""
-        if self.addresses is not None:
-            found = tuple(
-                one
-                for one in sorted(self.addresses)
-                if not subscribed or any(matches(filter, one) for filter in subscribed)
-            )
-            return found or None
-        return subscribed or ((self.prefix,) if self.prefix else ())
-
-
-def _number(path: tuple[str, ...], value: object) -> int | None:
-    """What a column is compared with, where rows are in its order."""
-    match path:
-        case ("timestamp",) if isinstance(value, datetime):
-            return offsets.micros(value)
-        case ("partition" | "offset",) if type(value) is int:
-            return value
-    return None
-
-
 class LogReader(_Reading, DataSourceReader):
     """A batch: the rows that the log has when the query is planned."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
         self._wanted = Wanted()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters that the broker can apply; the others are left to Spark."""
-        subscribed = self._options.filters
-        return [one for one in filters if not self._wanted.take(one, subscribed)]
+        if not options.pushdown:
+            return
+        self.pushFilters = Pushdown(self._wanted, options.asked)  # type: ignore[method-assign]  # see there
 
     def partitions(self) -> list[InputPartition]:
         """The tasks."""
-        filters = self._wanted.filters(self._options.filters)
-        if filters is None:
+        log = self._log()
+        if self._wanted.filters(()) is None:
             return []
-        client = self._client
-        log = client.log()
-        start, end = self._bounds(client, log)
-        pieces = offsets.split(
-            offsets.ranges(start, {p: max(end[p], start[p]) for p in end}),
-            self._options.min_partitions,
-        )
-        return [Piece(one, log.id, filters) for one in pieces]
+        start, end = self._bounds(log)
+        wanted = offsets.ranges(start, {p: max(end[p], start[p]) for p in end})
+        filters = {p: self._wanted.filters(self._options.filters_of(p)) for p in log.extents}
+        wanted = [one for one in wanted if filters[one.partition] is not None]
+        return [*self._pieces(wanted, log.id, lambda partition: filters[partition] or ())]
 
-    def _bounds(self, client: LogClient, log: Log) -> tuple[Offsets, Offsets]:
-        options = self._options
-        if options.starting_time is not None:
-            start = client.offsets_at(options.starting_time)
+    def _bounds(self, log: Log) -> tuple[Offsets, Offsets]:
+        options, client = self._options, self._client
+        start = self._start(log, "earliest")
+        if options.ending_time is not None:
+            name, latest = "endingOffsetsByTimestamp", offsets.latest_of(log)
+            end = self._at(options.ending_time, log, name, latest)
         else:
-            start = offsets.resolve(options.starting or "earliest", log, "startingOffsets")
-        end = offsets.resolve(options.ending or "latest", log, "endingOffsets")
+            end = offsets.resolve(options.ending or "latest", log, "endingOffsets", "latest")
         if "timestamp" in self._wanted.bounds:
             # Times never go back within a partition, so a time is an offset.
             least, most = self._wanted.bounds["timestamp"]
             start = _larger(start, client.offsets_at(max(0, least)))
-            if most < _LARGEST:
+            if most < LARGEST:
                 end = _smaller(end, client.offsets_at(max(0, most)))
         if "offset" in self._wanted.bounds:
             least, most = self._wanted.bounds["offset"]
             start = _larger(start, dict.fromkeys(start, least))
             end = _smaller(end, dict.fromkeys(end, most))
-        least, most = self._wanted.bounds.get("partition", (0, _LARGEST))
+        least, most = self._wanted.bounds.get("partition", (0, LARGEST))
         chosen = [p for p in log.extents if least <= p < most]
         return {p: start[p] for p in chosen}, {p: end[p] for p in chosen}
 
@@ -375,69 +376,87 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
         # Spark's contract for AvailableNow: where this run ends, which no checkpoint needs to know.
         self._target: Offsets = {}
         self._told: Offsets = {}  # so that it is not told again and again
+        self._last_batch = float("-inf")  # when one was last begun, by the monotonic clock
 
     def initialOffset(self) -> Json:  # noqa: N802 - Spark's name
-        """Where a new query begins."""
-        client, options = self._client, self._options
-        log = client.log()
-        if options.starting_time is not None:
-            found = client.offsets_at(options.starting_time)
-        else:
-            found = offsets.resolve(options.starting or "latest", log, "startingOffsets")
-        return Place(found, log.id).as_json()
+        """Where a new query begins, with the name that it has from then on."""
+        log = self._log()
+        name = "" if self._options.query else f"{self._options.prefix}-{uuid.uuid4().hex[:12]}"
+        return Place(self._start(log, "latest"), log.id, name).as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """How much a batch may have."""
-        most = self._options.max_rows
-        return ReadMaxRows(most) if most else ReadAllAvailable()
+        """How much a batch may have; Spark gives it back, or ReadAllAvailable for a last batch."""
+        options = self._options
+        if options.max_rows:
+            return ReadMaxRows(options.max_rows)
+        if options.max_bytes:
+            return ReadMaxBytes(options.max_bytes)
+        return ReadMinRows(options.min_rows) if options.min_rows else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What is there now is all there will be."""
-        self._target = self._latest().offsets
+        self._target = offsets.latest_of(self._log())
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 - Spark's name
         """Where the batch that begins at `start` ends."""
         begin = Place.parse(start)
-        log = self._client.log()
+        log = self._log()
         kept = offsets.check_kept(begin, log, fail=self._options.fail_on_data_loss)
-        end = {p: extent.next for p, extent in log.extents.items()}
+        end = offsets.latest_of(log)
         if self._target:
             end = {p: min(end[p], max(self._target.get(p, 0), kept[p])) for p in end}
-        if Place(end, log.id) == begin:
+        here = Place(end, log.id, begin.query)
+        if here == begin:
             # Nothing is left to do, so what was begun is done; Spark itself tells it late.
-            self._tell(end)
+            self._tell(here)
             if not self._target:
                 time.sleep(IDLE)
-        elif isinstance(limit, ReadMaxRows):
-            end = offsets.share(kept, end, limit.max_rows)
-        return Place(end, log.id).as_json()
+            return here.as_json()
+        if not isinstance(limit, ReadAllAvailable):
+            if self._waits_for_more(sum(end[p] - kept[p] for p in end)) and begin.is_in(log.id):
+                time.sleep(IDLE)
+                return start
+            end = offsets.share(kept, end, self._most_rows(log))
+        self._last_batch = time.monotonic()
+        return Place(end, log.id, begin.query).as_json()
+
+    def _waits_for_more(self, rows: int) -> bool:
+        """Whether so few rows are no batch yet."""
+        if self._target or rows >= self._options.min_rows:
+            return False
+        return time.monotonic() - self._last_batch < self._options.max_delay
+
+    def _most_rows(self, log: Log) -> int:
+        """The rows that a batch may have."""
+        options = self._options
+        limits = [options.max_rows or LARGEST]
+        if options.max_bytes:
+            limits.append(offsets.rows_within(options.max_bytes, log))
+        return min(limits)
 
     def reportLatestOffset(self) -> Json:  # noqa: N802 - Spark's name
         """Where the log ends, for the query's progress: what is left is the lag."""
-        return self._latest().as_json()
+        log = self._log()
+        return Place(offsets.latest_of(log), log.id).as_json()
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """The tasks of a batch."""
         stop = Place.parse(end)
         found = offsets.between(Place.parse(start), stop)
-        pieces = offsets.split(found, self._options.min_partitions)
-        return [Piece(one, stop.log, self._options.filters) for one in pieces]
+        return [*self._pieces(found, stop.log, self._options.filters_of)]
 
     def commit(self, end: Json) -> None:
         """Everything up to here is done."""
-        self._tell(Place.parse(end).offsets)
+        self._tell(Place.parse(end))
 
-    def _tell(self, done: Offsets) -> None:
+    def _tell(self, done: Place) -> None:
         """Tell the broker how far this is; a query goes on where that cannot be told."""
-        if done == self._told:
+        name = self._options.query or done.query
+        if not name or done.offsets == self._told:
             return
-        self._told = done
+        self._told = done.offsets
         client = LogClient(self._options.url, self._options.token, patience=0)
         try:
-            client.advance(self._options.query, done)
+            client.advance(name, done.offsets)
         except WirelakeError as error:
-            log.warning("the progress of %s was not told: %s", self._options.query, error)
-
-    def _latest(self) -> Place:
-        log = self._client.log()
-        return Place({p: extent.next for p, extent in log.extents.items()}, log.id)
+            logger.warning("the progress of %s was not told: %s", name, error)
