@@ -61,6 +61,7 @@ class Client:
         self._feed = Feed(dialect)
         self._rest = b""
         self._moved = 0
+        self._is_receiving = self._again = False
         self.budget: Budget | None = None  # what waits counts there, if it is set
         self._held: list[bytes | memoryview] = []
         self.session: Session = desk.node.session(self, dialect, desk.now)
@@ -104,7 +105,9 @@ class Client:
     def resume(self) -> None:
         """Read again, what was left over first."""
         self.paused = False
-        if self.desk.node.reading is None:
+        if self._is_receiving:
+            self._again = True
+        elif self.desk.node.reading is None:
             self.say(b"")
         else:
             self.desk.later.append(self)

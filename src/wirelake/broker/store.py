@@ -41,6 +41,23 @@ FOUND_BYTES = 256 << 10
 EXPIRED_AT_ONCE = 500
 
 
+class _Listing:
+    """A list of keys that is being told to a watcher, and the keys that changed since it began.
+
+    Watchers are told every change once it is durable: what changed is not listed as well.
+    """
+
+    def __init__(self, session: Session, listings: dict[_Listing, None], changed: set[str]) -> None:
+        self.session = session
+        self.changed = changed
+        self._listings = listings
+        listings[self] = None
+
+    def end(self) -> None:
+        """All keys were told, or the watcher is gone."""
+        self._listings.pop(self, None)
+
+
 class Store:
     """Every key's latest state, and who watches which keys."""
 
@@ -58,6 +75,7 @@ class Store:
         self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
         self._watchers: FilterIndex[Session] = FilterIndex()
+        self._listings: dict[_Listing, None] = {}
         self._watched: dict[Session, dict[str, None]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         for entry in self._entries.values():
@@ -165,20 +183,28 @@ class Store:
             self._watchers.add(filter, session)
             mine[filter] = None
         if since is not None:
-            self._node.after(lambda: session.send_all(self._since(known, since)))
+            listing = _Listing(session, self._listings, set(self._changing))
+            self._node.after(lambda: session.send_all(self._since(known, since, listing)))
 
-    def _since(self, known: Iterator[Entry | None], since: int) -> Iterator[Message | None]:
-        for entry in known:
-            if entry is None:
-                yield None
-            # What is not durable yet will be told when it is.
-            elif entry.revision >= since and not self.is_changing(entry.key):
-                yield change(entry)
+    def _since(
+        self, known: Iterator[Entry | None], since: int, listing: _Listing
+    ) -> Iterator[Message | None]:
+        """The changes that made these entries, but of keys that are told as watched ones are."""
+        try:
+            for entry in known:
+                if entry is None:
+                    yield None
+                elif entry.revision >= since and entry.key not in listing.changed:
+                    yield change(entry)
+        finally:
+            listing.end()
 
     def left(self, session: Session) -> None:
         """A session has ended: it watches no more."""
         for filter in self._watched.pop(session, {}):
             self._watchers.remove(filter, session)
+        for listing in [one for one in self._listings if one.session is session]:
+            listing.end()
 
     def tick(self, now: float) -> None:
         """Delete the keys whose time is up."""
@@ -234,6 +260,8 @@ class Store:
         if ends:
             self._deadlines.set(key, ends)
         self._node.engine.write_entry(entry)
+        for listing in self._listings:
+            listing.changed.add(key)
         if value is None:
             self._deleted[key] = None
             self._drop_deleted()
