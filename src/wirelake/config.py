@@ -81,6 +81,9 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
         int, _is("subscriptions of one connection, queues that it consumes included", ge=1)
     ] = 10_000
     all_subscriptions: Annotated[int, _is("subscriptions in all", ge=1)] = 1_000_000
+    wildcards: Annotated[int, _is("subscriptions of one connection that have wildcards", ge=1)] = (
+        1_000
+    )
     services: Annotated[int, _is("addresses that one connection serves", ge=1)] = 1_000
     all_services: Annotated[int, _is("the same in all", ge=1)] = 100_000
     requests: Annotated[int, _is("requests of one connection without a reply", ge=1)] = 10_000

@@ -89,6 +89,22 @@ def test_the_same_subscription_counts_once(desk: Desk) -> None:
         assert [ask(client, kind, 7) for _ in range(3)] == ["", "", ""]
 
 
+def test_subscriptions_with_wildcards_have_a_quota_of_their_own(desk: Desk) -> None:
+    # decision 62
+    desk.node.quotas = Quotas(wildcards=2)
+    client = desk.client("kobold-3")
+
+    def do(op: str, filter: str) -> bytes:
+        client.send(Message(op=op, address=filter, correlation_id="t"))
+        (answer,) = client.take()
+        return answer.payload
+
+    filters = ["a/+", "#", "#", "b", "c", "c/#"]
+    assert [do("subscribe", one) for one in filters[:-1]] == [b""] * 5
+    assert b"2 wildcards, the most allowed (quotas.wildcards)" in do("subscribe", filters[-1])
+    assert do("unsubscribe", "a/+") == do("subscribe", filters[-1]) == b""
+
+
 def test_queues_that_are_consumed_count_as_subscriptions(desk: Desk) -> None:
     desk.node.quotas = Quotas(subscriptions=2)
     client = desk.client("kobold-3")

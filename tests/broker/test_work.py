@@ -14,6 +14,7 @@ from tests.broker.desk import Client, Desk
 from tests.broker.work import steps
 from wirelake.address import matches
 from wirelake.broker.node import MANY_MEMBERS, REMOVED_AT_ONCE
+from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.message import Message
 
@@ -56,6 +57,7 @@ def test_a_wildcard_works_out_only_the_routes_that_it_matches() -> None:
 
 def test_more_changes_than_are_remembered_lose_no_subscription() -> None:
     desk = Desk()
+    desk.node.quotas = Quotas(wildcards=10_000)
     publisher, subscriber = desk.client("boson-binary"), desk.client("kobold-3")
     publish_to(publisher, ["a/b"])
     subscriber.subscribe("a/+", *(f"other/{k}/+" for k in range(600)))
@@ -84,6 +86,7 @@ def test_a_client_that_leaves_with_many_filters_works_out_nothing() -> None:
 
 def test_thousands_of_filters_of_one_who_leaves_go_step_by_step() -> None:
     desk = Desk()
+    desk.node.quotas = Quotas(wildcards=10_000)
     publisher, leaver = desk.client("boson-binary"), desk.client("kobold-3")
     count = 4 * REMOVED_AT_ONCE
     leaver.subscribe(*(f"{k}/+" for k in range(count)))

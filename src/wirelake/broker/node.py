@@ -336,6 +336,9 @@ class Node:
             return
         if filter not in session.filters:
             self._check_subscriptions(session, filter)
+            if has_wildcard(filter):
+                self.quotas.check_one("wildcards", session.wildcards)
+                session.wildcards += 1
             self._topics.add(filter, session)
             session.filters[filter] = None
             self.forget_routes(filter)
@@ -358,6 +361,7 @@ class Node:
         for one in [filter] if filter else list(session.filters):
             if session.filters.pop(one, 0) == 0:
                 raise RefusedError("not_found", f"no subscription to {one}")
+            session.wildcards -= has_wildcard(one)
             self._topics.remove(one, session)
             self.forget_routes(one)
 

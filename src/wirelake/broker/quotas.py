@@ -19,6 +19,7 @@ class Quotas:
     levels: int = 32
     subscriptions: int = 10_000
     all_subscriptions: int = 1_000_000
+    wildcards: int = 1_000
     services: int = 1_000
     all_services: int = 100_000
     requests: int = 10_000
@@ -36,12 +37,16 @@ class Quotas:
 
     def check(self, kind: str, mine: int, in_all: int) -> None:
         """Refuse one more of a kind where a connection has `mine`, and all have `in_all`."""
+        self.check_one(kind, mine)
+        self.check_all(f"all_{kind}", in_all)
+
+    def check_one(self, kind: str, mine: int) -> None:
+        """Refuse one more of a kind where a connection has `mine`."""
         most: int = getattr(self, kind)
         if mine >= most:
             raise RefusedError(
                 "busy", f"this connection has {mine} {kind}, the most allowed (quotas.{kind})"
             )
-        self.check_all(f"all_{kind}", in_all)
 
     def check_all(self, kind: str, in_all: int) -> None:
         """Refuse one more of a kind where all connections together have `in_all`."""

@@ -109,6 +109,7 @@ class Session(ABC):
         self.token = ""
         self.rights: Rights = node.rights_of_strangers
         self.filters: dict[str, None] = {}
+        self.wildcards = 0  # of these filters
         self.consumes: dict[str, None] = {}
         self.audiences: set[Audience] = set()  # kept by the node
         self.closed = False
