@@ -47,7 +47,7 @@ from wirelake.http.exchange import (
 from wirelake.http.gate import Gate
 from wirelake.http.keys import Keys
 from wirelake.http.ledger import Ledger
-from wirelake.http.log import Selection, find_time, parse_time, parts, select, stream
+from wirelake.http.log import Held, Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
 from wirelake.http.publishing import Events, Publisher
@@ -77,6 +77,7 @@ class Api:
         self.admin = Admin(gate, ledger)
         self.keys = Keys(gate)
         self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
+        self._held = Held()
         self._publisher = Publisher(gate, ledger, self._executor)
         self._events: set[Events] = set()
 
@@ -229,7 +230,7 @@ class Api:
         if limit < 0 or not (selection.pattern or selection.ops):
             headers["Wirelake-Next"] = str(stop)
         pieces = parts(self._node.engine, wanted, start, stop, selection)
-        return Stream(stream(pieces, self._executor), headers, ARROW, bool)
+        return Stream(stream(pieces, self._executor, self._held), headers, ARROW, bool)
 
     async def _range(
         self, found: dict[str, list[str]], position: Position, selection: Selection
