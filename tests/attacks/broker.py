@@ -293,7 +293,7 @@ class Client:
         """Send bytes as they are."""
         self.socket.sendall(data)
 
-    def flood(self, data: bytes, times: int, stalled: float = 1.0) -> int:
+    def flood(self, data: bytes, times: int, stalled: float = 3.0) -> int:
         """Send bytes again and again until the broker takes no more of them.
 
         Returns how many bytes it took: it stops reading when nothing goes out for `stalled`

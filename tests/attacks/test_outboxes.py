@@ -24,16 +24,18 @@ TEN = 10
 Attack = Callable[[Broker, ExitStack, int], None]
 
 
-def fill(broker: Broker) -> None:
-    """What attacks ask for: a key of 20 MiB, 60 of 1 MiB, queues."""
+def fill(broker: Broker, attack: Attack) -> None:
+    """Put in place what an attack asks for: a key of 20 MiB, 60 of 1 MiB, queues."""
     with Client(broker) as client:
-        client.ask(Message(op="create", address="large", payload=b"x" * (20 * MIB)))
-        for key in range(60):
-            client.ask(Message(op="create", address=f"keys/{key}", payload=b"x" * MIB))
-        for queue in range(TEN):
-            for n in range(30):
-                put = Message(op="enqueue", address=f"q/{queue}", id=f"{n}", payload=b"x" * MIB)
-                client.ask(put)
+        if attack is read_a_large_key:
+            client.ask(Message(op="create", address="large", payload=b"x" * (20 * MIB)))
+        if attack is list_many_keys:
+            for key in range(60):
+                client.ask(Message(op="create", address=f"keys/{key}", payload=b"x" * MIB))
+        if attack is pull_from_a_queue:
+            for n in range(30 * TEN):
+                name = f"q/{n % TEN}"
+                client.ask(Message(op="enqueue", address=name, id=f"{n}", payload=b"x" * MIB))
     time.sleep(1)
 
 
@@ -73,13 +75,13 @@ def ask_for_information(broker: Broker, stack: ExitStack, number: int) -> None:
 
 
 def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
-    """500 MB to a client that does not read."""
+    """200 MB to a client that does not read."""
     victim = deaf(broker, stack)
     victim.send(Message(op="ping", headers={"$client": f"victim-{number}"}))
     eventually(lambda: is_there(broker, f"victim-{number}"))
     message = Message(target=f"victim-{number}", payload=b"x" * 1_000_000)
     for _ in range(2):  # whoever sends may be let go on when the victim has been disconnected
-        stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 250)
+        stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 100)
 
 
 def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
@@ -155,7 +157,7 @@ ATTACKS: list[Attack] = [
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_memory_is_bounded_by_one_outbox(tmp_path: Path, attack: Attack) -> None:
     with Broker(tmp_path) as broker, ExitStack() as stack:
-        fill(broker)
+        fill(broker, attack)
         before = broker.forget_peak()
         attack(broker, stack, 0)
         time.sleep(1)
@@ -170,10 +172,34 @@ def test_memory_is_bounded_by_one_outbox(tmp_path: Path, attack: Attack) -> None
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_ten_at_once_stay_within_the_budget(tmp_path: Path, attack: Attack) -> None:
     with Broker(tmp_path) as broker, ExitStack() as stack, ThreadPoolExecutor(TEN) as pool:
-        fill(broker)
+        fill(broker, attack)
         before = broker.forget_peak()
         list(pool.map(lambda number: attack(broker, stack, number), range(TEN)))
         time.sleep(1)
         grown = broker.peak() - before
         print(f"ten times {attack.__name__}: {grown / MIB:.0f} MiB")
         assert grown < TOTAL + SLACK
+
+
+@pytest.mark.slow
+def test_readers_of_the_log_that_do_not_read_stay_within_the_budget(tmp_path: Path) -> None:
+    with Broker(tmp_path) as broker, ExitStack() as stack:
+        with Client(broker) as client:
+            for _ in range(400):
+                client.send(Message(address="a", payload=b"x" * 1_000_000))
+            client.ask(Message(op="ping"))
+        eventually(lambda: max(one["next"] for one in log(broker)) == 400)
+        partition = max(log(broker), key=lambda one: one["next"])["partition"]
+        before = broker.forget_peak()
+        for _ in range(60):
+            reader = stack.enter_context(broker.http_socket())
+            reader.sendall(f"GET /v1/log/{partition} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert reader.recv(12) == b"HTTP/1.1 200"
+        time.sleep(2)
+        assert broker.peak() - before < TOTAL + SLACK
+
+
+def log(broker: Broker) -> list[dict[str, int]]:
+    """The partitions of the broker's log."""
+    partitions: list[dict[str, int]] = broker.json("/v1/log")["partitions"]
+    return partitions

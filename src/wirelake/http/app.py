@@ -49,7 +49,7 @@ from wirelake.http.exchange import (
 from wirelake.http.gate import Gate
 from wirelake.http.keys import Keys
 from wirelake.http.ledger import Ledger
-from wirelake.http.log import Selection, find_time, parse_time, parts, select, stream
+from wirelake.http.log import Held, Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
 from wirelake.http.publishing import Events, Publisher, Reader
@@ -79,6 +79,7 @@ class Api:
         self.admin = Admin(gate, ledger)
         self.keys = Keys(gate)
         self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
+        self._held = Held()
         self._publisher = Publisher(gate, ledger, self._executor)
         self._events: set[Events] = set()
 
@@ -244,7 +245,7 @@ class Api:
             headers["Wirelake-Next"] = str(stop)
         pieces = parts(self._node.engine, wanted, start, stop, selection)
         reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
-        content = reader.checked(stream(pieces, self._executor))
+        content = reader.checked(stream(pieces, self._executor, self._held))
         return Stream(content, headers, ARROW, lambda: self._gate.tell(reader.close))
 
     async def _range(

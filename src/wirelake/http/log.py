@@ -40,6 +40,8 @@ from wirelake.errors import EngineError, RefusedError
 #: small ones are put together, as that is a copy.
 PART = 1 << 20
 SMALL = 64 << 10
+#: Bytes that are held at a time for clients that have not read them, of all clients together.
+HELD = 64 << 20
 #: After so long without a row that is wanted an empty batch is sent: somebody waits (seconds).
 SILENCE = 5.0
 
@@ -308,18 +310,65 @@ def _written(table: pa.Table) -> memoryview:
     return written[len(table.schema.serialize()) : len(written) - len(END)]
 
 
+class Held:
+    """The bytes of the log that are held for clients until they have read them.
+
+    Where those of all clients together are too many, nothing more is read from the log for anybody
+    until some have gone. Clients that read nothing are cut off after a while, so that time comes.
+    """
+
+    def __init__(self, most: int = HELD) -> None:
+        self._most = most
+        self._size = 0
+        self._gone = asyncio.Event()
+
+    @property
+    def has_room(self) -> bool:
+        """May more be held?"""
+        return self._size < self._most
+
+    async def room(self) -> None:
+        """Wait until more may be held."""
+        while not self.has_room:
+            self._gone.clear()
+            await self._gone.wait()
+
+    def add(self, size: int) -> None:
+        """So many bytes more are held, or less."""
+        self._size += size
+        if size < 0:
+            self._gone.set()
+
+
 async def stream(
-    turns: Generator[list[bytes | memoryview]], executor: Executor
+    turns: Generator[list[bytes | memoryview]], executor: Executor, held: Held
 ) -> AsyncGenerator[bytes | memoryview]:
-    """What an iterator yields in other threads, each turn made while the one before is sent."""
+    """What an iterator yields in other threads.
+
+    Each turn is made while the one before is sent, as long as there is room for it.
+    """
     loop = asyncio.get_running_loop()
+    size = 0
+    await held.room()
+    coming: asyncio.Future[list[bytes | memoryview] | None]
     coming = loop.run_in_executor(executor, next, turns, None)
     try:
         while (pieces := await asyncio.shield(coming)) is not None:
-            coming = loop.run_in_executor(executor, next, turns, None)
+            size = sum(map(len, pieces))
+            held.add(size)
+            is_ahead = held.has_room
+            if is_ahead:
+                coming = loop.run_in_executor(executor, next, turns, None)
             for piece in pieces:
                 yield piece
+            held.add(-size)
+            size = 0
+            if not is_ahead:
+                del pieces
+                await held.room()
+                coming = loop.run_in_executor(executor, next, turns, None)
     finally:
+        held.add(-size)
         # A generator cannot be closed while it runs: so its thread is waited for, come what may.
         coming.add_done_callback(lambda done: _close(done, turns))
 
