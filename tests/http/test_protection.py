@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.http.house import House
-from wirelake.http.admin import Admin
+from wirelake.broker import inventory
 
 EXPECTED = {
     "x-content-type-options": "nosniff",
@@ -88,7 +88,7 @@ def test_an_answer_to_what_is_no_http_says_so_too(house: House) -> None:
 
 
 def test_a_fault_of_ours_says_so_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admin, "_addresses", _raising(ZeroDivisionError))
+    monkeypatch.setattr(inventory, "addresses", _raising(ZeroDivisionError))
     got = house.get("/v1/addresses")
     assert got.status == 500
     check(got.headers)
