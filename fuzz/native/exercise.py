@@ -57,7 +57,7 @@ class _Reading:
 class _Written:
     """What an encoder has made of a stream so far."""
 
-    dialect: str
+    name: str  # of the encoder, as Build has it
     encoder: Any
     frames: bytearray = field(default_factory=bytearray)
 
@@ -75,7 +75,7 @@ class Kernels:
 
     def written(self, name: str) -> _Written:
         """A new encoder, by one of the names in `encoders`."""
-        return _Written(name.partition(" ")[0], self.build.encoder(name))
+        return _Written(name, self.build.encoder(name))
 
     def table(self, use: str, rows: int = 1024) -> Any:
         """A table for one use: one that changes its dialect is cleared, which takes long."""
@@ -97,13 +97,16 @@ class Kernels:
         buffers: Callable[[_Reading, Any], Iterator[Any]],
     ) -> tuple[_Reading, Iterator[Any]]:
         """Read a stream; the second value gives each table that was filled."""
-        reading = _Reading()
-        return reading, self._scan(dialect, limits, table, reading, buffers)
+        return self.read(self.wire.scanner(dialect, limits), table, buffers)
 
-    def _scan(
-        self, dialect: str, limits: Any, table: Any, reading: _Reading, buffers: Any
-    ) -> Iterator[Any]:
-        scanner = self.wire.scanner(dialect, limits)
+    def read(
+        self, scanner: Any, table: Any, buffers: Callable[[_Reading, Any], Iterator[Any]]
+    ) -> tuple[_Reading, Iterator[Any]]:
+        """Read a stream with a scanner; the second value gives each table that was filled."""
+        reading = _Reading()
+        return reading, self._read(scanner, table, reading, buffers)
+
+    def _read(self, scanner: Any, table: Any, reading: _Reading, buffers: Any) -> Iterator[Any]:
         try:
             for scan, data in buffers(reading, scanner):
                 before = reading.used
@@ -202,14 +205,13 @@ class Stream:
 
     def _read_back(self, written: _Written) -> None:
         frames = exact(written.frames)
-        table = self.kernels.table(f"{written.dialect} again")
-        reading, filled = self.kernels.scan(
-            written.dialect, self.kernels.default, table, _whole(frames)
-        )
+        table = self.kernels.table(f"{written.name} again")
+        scanner = self.kernels.build.scanner(written.name)
+        reading, filled = self.kernels.read(scanner, table, _whole(frames))
         for _ in filled:
             pass
         if reading.fault or reading.used != len(frames):
-            raise Broken(f"{written.dialect} writes {bytes(frames)!r}, and reads {reading}")
+            raise Broken(f"{written.name} writes {bytes(frames)!r}, and reads {reading}")
 
     def _in_pieces(
         self, data: memoryview, chance: random.Random, limits: Any, table: Any, whole: _Reading

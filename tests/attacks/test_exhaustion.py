@@ -110,7 +110,7 @@ def test_running_out_of_open_files_is_an_event_and_health_answers(tmp_path: Path
 
         eventually(works)
         assert broker.events("descriptors")
-        assert broker.counters()["refused.descriptors"] > 0
+        assert broker.counters()["refused_connections"] > 0
 
 
 def test_no_open_file_left_at_all_is_told(tmp_path: Path) -> None:

@@ -397,7 +397,7 @@ async def test_what_makes_no_sense_is_refused_before_it_is_sent(broker: Broker) 
             client.queue("jobs").consume(prefetch=0)
         with pytest.raises(RefusedError, match="bad_request"):
             client.queue("$jobs")
-        assert broker.node.queues.all() == []
+        assert list(broker.node.queues.all()) == []
 
 
 @pytest.mark.parametrize("dialect", ACKNOWLEDGING)
