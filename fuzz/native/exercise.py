@@ -253,20 +253,25 @@ class Routing:
     def __call__(self, table: Any, chance: random.Random) -> None:
         """Route every run of plain publishes of a table."""
         routes = self.route.Routes(chance.randrange(1 << 31))
+        changed = self.route.Changed()
+        sender = chance.choice((b"", b"client-1"))
         start = 0
         while start < table.count:
-            end = self.route.plain_run(table, start)
+            end = self.route.plain_run(table, start, sender)
             if end > start:
-                self._run(routes, table, start, end)
+                self._run(routes, changed, table, start, end)
                 if chance.random() < 0.1:
                     routes.forget(table.address(chance.randrange(start, end)))
+                if chance.random() < 0.1:
+                    levels = table.address(chance.randrange(start, end)).split(b"/")
+                    changed.note(b"/".join([*levels[: chance.randrange(len(levels) + 1)], b"#"]))
             start = max(end, start + 1)
 
-    def _run(self, routes: Any, table: Any, start: int, end: int) -> None:
+    def _run(self, routes: Any, changed: Any, table: Any, start: int, end: int) -> None:
         route, at = self.route, start
-        while (at := routes.assign(table, at, end)) < end:
+        while (at := routes.assign(table, at, end, changed)) < end:
             address = table.address(at)
-            routes.add(address, zlib.crc32(address) % 5)
+            routes.add(address, zlib.crc32(address) % 5, changed)
         for row in range(start, min(end, start + 32)):
             if routes.assigned[row] != zlib.crc32(table.address(row)) % 5:
                 raise Broken(f"row {row} has audience {routes.assigned[row]}")
