@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made once a run."""
+"""What all tests share: no limit on time, and certificates for TLS, made once a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from wirelake.config import TlsSettings
 
 # A run in the background ignores interrupts, and so would every program that its tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no failure.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
