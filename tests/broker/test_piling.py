@@ -130,6 +130,7 @@ def test_revisions_go_on_above_the_floor_after_a_restart(tmp_path: Path) -> None
 
 def test_keys_created_and_deleted_give_their_memory_back() -> None:
     desk = Desk()
+    desk.node.quotas = Quotas(deleted_keys=1000)
     client = desk.client("kobold-3")
 
     def churn(begin: int, count: int) -> None:
@@ -139,18 +140,18 @@ def test_keys_created_and_deleted_give_their_memory_back() -> None:
             client.send(*(Message(op="delete", address=name) for name in names))
             client.received.clear()
 
-    churn(0, 12_000)  # so that as many deleted keys are known as ever will be
+    churn(0, 1500)  # so that as many deleted keys are known as ever will be
     gc.collect()
     tracemalloc.start()
     try:
-        churn(12_000, 50_000)
+        churn(1500, 10_000)
         gc.collect()
         left, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # 10 000 new ones are known instead of the old ones; the others have gone.
-    assert left < 6 * MIB
-    assert len(desk.node.store._entries) <= 10_000
+    # A thousand new ones are known instead of the old ones; the others have gone.
+    assert left < MIB
+    assert len(desk.node.store._entries) <= 1000
 
 
 # Queues
