@@ -152,7 +152,6 @@ class Session(ABC):
         node.reading = self
         self._work_done = node.work
         self._answers = []
-        self._work_done = node.work
         try:
             self._go_on(now)
             while not self.closed and not self.waits_for and not self._owed and at < len(data):
@@ -162,7 +161,6 @@ class Session(ABC):
                 used = self.scanner.scan(piece, table)
                 self._seen = 0 if used and self.scanner.again else len(piece) - used
                 at += used
-                self._seen = 0 if self.scanner.again else len(piece) - used
                 self._walk(table, now)
                 if self._answered > PIECE:
                     self._flush()
