@@ -95,14 +95,14 @@ def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
 
 
 def watch_a_key(broker: Broker, stack: ExitStack, number: int) -> None:
-    """Changes of a key of 1 MB, by clients that hang up after each, and a watcher that is deaf."""
+    """Changes of a key of 150 kB, by clients that hang up after each, and a deaf watcher."""
     watcher = deaf(broker, stack)
     watcher.send(Message(op="watch", address=f"w/{number}"))
     with Client(broker) as client:
         client.ask(Message(op="create", address=f"w/{number}", payload=b"x"))
     for _ in range(100):
         with Client(broker) as client:
-            client.ask(Message(op="update", address=f"w/{number}", payload=b"x" * 1_000_000))
+            client.ask(Message(op="update", address=f"w/{number}", payload=b"x" * 150_000))
 
 
 def pull_from_a_queue(broker: Broker, stack: ExitStack, number: int) -> None:
@@ -151,6 +151,8 @@ ATTACKS: list[Attack] = [
     pull_from_a_queue,
     listen_by_http,
 ]
+#: These fill the log as well, which has a budget of its own (`capture.backlog`).
+WRITING = (watch_a_key, listen_by_http)
 
 
 @pytest.mark.slow
@@ -163,7 +165,7 @@ def test_memory_is_bounded_by_one_outbox(tmp_path: Path, attack: Attack) -> None
         time.sleep(1)
         grown = broker.peak() - before
         print(f"{attack.__name__}: {grown / MIB:.0f} MiB")
-        assert grown < 2 * OUTBOX + SLACK + (BACKLOG if attack is watch_a_key else 0)
+        assert grown < 2 * OUTBOX + SLACK + (BACKLOG if attack in WRITING else 0)
         with Client(broker) as client:
             assert client.ask(Message(op="ping")).op == "pong"
 
@@ -178,7 +180,7 @@ def test_ten_at_once_stay_within_the_budget(tmp_path: Path, attack: Attack) -> N
         time.sleep(1)
         grown = broker.peak() - before
         print(f"ten times {attack.__name__}: {grown / MIB:.0f} MiB")
-        assert grown < TOTAL + SLACK
+        assert grown < TOTAL + SLACK + (BACKLOG if attack in WRITING else 0)
 
 
 @pytest.mark.slow
