@@ -242,7 +242,7 @@ def _address_test(selection: Selection) -> Callable[[str], bool] | None:
     if not selection.wanted:
         return (lambda address: search(address) is not None) if selection.pattern else None
 
-    # Calling RE2 for one address costs as much as for hundreds, and addresses come again.
+    # A call of RE2 has a cost of its own, and addresses come again.
     @lru_cache(maxsize=KNOWN_ADDRESSES)
     def is_wanted(address: str) -> bool:
         hit = pc.match_substring_regex(pa.array([address]), selection.wanted)

@@ -27,7 +27,7 @@ EARLIEST, LATEST = -2, -1
 
 #: Rows that one task reads, about: a longer range is cut.
 TASK_ROWS = 1_000_000
-#: Small ranges share a task up to this many rows: a task costs as much as some thousand rows.
+#: Small ranges share a task up to this many rows, since every task has a cost of its own.
 SHARED_ROWS = 100_000
 #: How long a broker that is away is waited for (seconds).
 PATIENCE = 60.0

@@ -3,7 +3,7 @@
 Filters are taken only where the option `pushdown` says so, and Spark pushes them down to a Python
 source only where the session's configuration says so (`spark.sql.python.filterPushdown.enabled`).
 
-Neither is the default, as Spark (4.2, 4.3) keeps one plan for all that is made of one `load()`:
+Neither is the default, as Spark 4.3 keeps one plan for all that is made of one `load()`:
 after `log.where("address = 'a'")`, a plain `log.count()` counts the rows of `a`, and of
 `log.where("address = 'a'").union(log.where("address = 'b'"))` both halves are the rows of `b`.
 """

@@ -3,7 +3,7 @@
 The driver plans ranges of offsets; executors read them straight from the broker, in parallel, as
 Arrow batches. Readers know the options and nothing else: where a stream is stands in its offsets.
 
-What Spark lets a Python source do, and what not (4.2, 4.3): filters are pushed down, columns are
+What Spark lets a Python source do, and what not (4.3): filters are pushed down, columns are
 not; a stream has admission control and AvailableNow, but no real-time mode and no metrics.
 """
 
