@@ -28,7 +28,7 @@ from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
 from wirelake.cli.contenders import Wirelake as Driver
 from wirelake.client.url import Place
 from wirelake.errors import EngineError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import encoder
 
 PAYLOAD = (b'{"temperature": 21.5, "unit": "celsius"} ' * 4)[:128]
@@ -290,9 +290,9 @@ class Wirelake(Keeper):
     def queue(self, number: int) -> list[Say]:
         """ENQ, DEQ, ACK; the message's id is made by the broker."""
         queue = f"jobs/{number}"
-        put = self._always(Message(queue, PAYLOAD, correlation_id="1", op="enqueue"))
+        put = self._always(Message(queue, PAYLOAD, correlation_id="1", op=Op.ENQUEUE))
         headers = {"$count": "1", "$wait": "30000"}
-        get = self._always(Message(queue, correlation_id="2", op="dequeue", headers=headers))
+        get = self._always(Message(queue, correlation_id="2", op=Op.DEQUEUE, headers=headers))
         found = re.compile(rb"bid.(q\d+)", re.DOTALL)
         writer = encoder(DIALECT)
 
@@ -300,16 +300,16 @@ class Wirelake(Keeper):
             match = found.search(got)
             if match is None:
                 raise EngineError(f"{self.name} delivered nothing: {got!r}")
-            done = Message(queue, id=match[1].decode(), correlation_id="3", op="ack")
+            done = Message(queue, id=match[1].decode(), correlation_id="3", op=Op.ACK)
             return encode(writer, DIALECT, [done])
 
         return [put, get, ack]
 
     def update(self, number: int) -> list[Say]:
         """UPDATE."""
-        return [self._always(self._entry("update", number))]
+        return [self._always(self._entry(Op.UPDATE, number))]
 
-    def _entry(self, op: str, number: int) -> Message:
+    def _entry(self, op: Op, number: int) -> Message:
         return Message(f"key/{number}", PAYLOAD, correlation_id="1", op=op)
 
     def block(self) -> bytes:
@@ -324,7 +324,7 @@ class Wirelake(Keeper):
         """Keys, since an update needs one."""
         with closing(self.connect(MANY)) as connection:
             for number in range(MANY):
-                self.ask(connection, self._frame(self._entry("create", number)))
+                self.ask(connection, self._frame(self._entry(Op.CREATE, number)))
 
     def _frame(self, message: Message) -> bytes:
         return encode(encoder(DIALECT), DIALECT, [message])

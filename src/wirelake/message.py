@@ -63,6 +63,11 @@ class Op(IntEnum):
         """The name that people, the log and programs see."""
         return self.name.lower()
 
+    @classmethod
+    def named(cls, label: str) -> Op:
+        """Return the op that has a label, UNKNOWN where none has."""
+        return cls.__members__.get(label.upper(), cls.UNKNOWN)
+
 
 #: The label of every op, by its code.
 OP_LABELS = tuple(op.label for op in Op)
@@ -105,7 +110,7 @@ class Message(Struct, frozen=True):
     flags: Flag = NO_FLAGS
     timestamp: int = 0
     dialect: str = ""
-    op: str = "publish"
+    op: Op = Op.PUBLISH
 
 
 @dataclass(frozen=True, slots=True)

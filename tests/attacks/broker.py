@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from wirelake.config import hash_token
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import Feed, FrameTable, encoder
 
 LOOPBACK = "127.0.0.1"
@@ -226,7 +226,7 @@ class Broker:
         """What the broker tells operators of itself; `secret` needs the right `admin`."""
         headers = {"$token": secret} if secret else {}
         with Client(self, "kobold-1") as client:
-            answer = client.ask(Message(op="info", address="$node", headers=headers))
+            answer = client.ask(Message(op=Op.INFO, address="$node", headers=headers))
         state: dict[str, Any] = json.loads(answer.payload)
         return state
 
@@ -353,7 +353,7 @@ class Client:
         headers = {"$client": name} if name else {}
         if secret:
             headers["$token"] = secret
-        return self.ask(Message(op="auth", headers=headers))
+        return self.ask(Message(op=Op.AUTH, headers=headers))
 
     def is_closed(self, wait: float = WAIT) -> bool:
         """Read until the broker hangs up, and say whether it did."""

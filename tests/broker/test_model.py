@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.broker.desk import Client, Desk
 from wirelake.address import matches
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import DIALECTS
 
 ADDRESSES = st.sampled_from(["a", "b", "a/b", "a/b/c", "/a", "b/"])
@@ -45,13 +45,13 @@ class Broker(RuleBasedStateMachine):
 
     @rule(model=clients, filter=FILTERS)
     def subscribe(self, model: Model, filter: str) -> None:
-        model.client.send(Message(op="subscribe", address=filter))
+        model.client.send(Message(op=Op.SUBSCRIBE, address=filter))
         if filter not in model.filters:
             model.filters.append(filter)
 
     @rule(model=clients, filter=FILTERS)
     def unsubscribe(self, model: Model, filter: str) -> None:
-        model.client.send(Message(op="unsubscribe", address=filter))
+        model.client.send(Message(op=Op.UNSUBSCRIBE, address=filter))
         if filter in model.filters:
             model.filters.remove(filter)
 

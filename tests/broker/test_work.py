@@ -16,7 +16,7 @@ from wirelake.address import matches
 from wirelake.broker.node import MANY_MEMBERS, REMOVED_AT_ONCE
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 LONG = {"$wait": "999999999"}
 
@@ -42,14 +42,14 @@ def test_a_wildcard_works_out_only_the_routes_that_it_matches() -> None:
     assert worked_out(desk) == 1000
     for _ in range(50):
         subscriber.subscribe("attic/+", "attic/#", "+/+/+")
-        subscriber.send(Message(op="unsubscribe", address="attic/+"))
+        subscriber.send(Message(op=Op.UNSUBSCRIBE, address="attic/+"))
     publish_to(publisher, addresses)
     assert worked_out(desk) == 1000
     subscriber.subscribe("cellar/+")
     publish_to(publisher, addresses)
     assert worked_out(desk) == 1500
     assert len(subscriber.payloads()) == 500
-    subscriber.send(Message(op="unsubscribe", address="cellar/+"))
+    subscriber.send(Message(op=Op.UNSUBSCRIBE, address="cellar/+"))
     publish_to(publisher, addresses)
     assert worked_out(desk) == 2000
     assert subscriber.payloads() == []
@@ -63,7 +63,7 @@ def test_more_changes_than_are_remembered_lose_no_subscription() -> None:
     subscriber.subscribe("a/+", *(f"other/{k}/+" for k in range(600)))
     publish_to(publisher, ["a/b"])
     assert len(subscriber.payloads()) == 1
-    subscriber.send(Message(op="unsubscribe", address="a/+"))
+    subscriber.send(Message(op=Op.UNSUBSCRIBE, address="a/+"))
     subscriber.subscribe(*(f"another/{k}/+" for k in range(600)))
     publish_to(publisher, ["a/b"])
     assert subscriber.payloads() == []
@@ -164,7 +164,7 @@ def waiting_pulls(count: int) -> tuple[Desk, Client]:
     """A desk with a client that waits for messages of one queue, so many times."""
     desk = Desk()
     worker = desk.client("kobold-3", "worker")
-    pull = Message(op="dequeue", address="q", correlation_id="t", headers=LONG)
+    pull = Message(op=Op.DEQUEUE, address="q", correlation_id="t", headers=LONG)
     worker.send(*[pull] * count)
     return desk, worker
 
@@ -174,7 +174,7 @@ def test_a_pull_costs_the_same_however_many_wait(action: str) -> None:
     def cost(count: int) -> int:
         desk, worker = waiting_pulls(count)
         queue = desk.node.queues.get("q")
-        request = Message(op="dequeue", correlation_id="u")
+        request = Message(op=Op.DEQUEUE, correlation_id="u")
         actions: dict[str, Callable[[], object]] = {
             "put": lambda: queue.put(Message(payload=b"x"), desk.now),
             "tick": lambda: desk.node.tick(101.0),
@@ -189,9 +189,9 @@ def test_an_acknowledgement_costs_the_same_however_many_consumers_there_are() ->
     def cost(count: int) -> int:
         desk = Desk()
         workers = [desk.client("kobold-3") for _ in range(count)]
-        workers[0].send(Message(op="enqueue", address="q", payload=b"x", id="m"))
+        workers[0].send(Message(op=Op.ENQUEUE, address="q", payload=b"x", id="m"))
         for worker in reversed(workers):
-            worker.send(Message(op="subscribe", address="q"))
+            worker.send(Message(op=Op.SUBSCRIBE, address="q"))
         holder = next(one for one in workers if one.take())
         return steps(lambda: desk.node.queues.get("q").ack(holder.session, "m", 100.0))
 
@@ -202,7 +202,7 @@ def test_the_clock_passes_by_queues_that_have_nothing_to_do() -> None:
     def cost(count: int) -> int:
         desk = Desk()
         client = desk.client("kobold-3")
-        client.send(*(Message(op="enqueue", address=f"q/{k}", payload=b"x") for k in range(count)))
+        client.send(*(Message(op=Op.ENQUEUE, address=f"q/{k}", payload=b"x") for k in range(count)))
         desk.pass_time(1.0)
         return steps(lambda: desk.node.tick(101.5))
 
@@ -212,10 +212,12 @@ def test_the_clock_passes_by_queues_that_have_nothing_to_do() -> None:
 def test_somebody_who_leaves_costs_the_same_however_many_services_there_are() -> None:
     def cost(count: int) -> int:
         desk = Desk()
-        desk.client("kobold-3").send(*(Message(op="serve", address=f"s/{k}") for k in range(count)))
+        desk.client("kobold-3").send(
+            *(Message(op=Op.SERVE, address=f"s/{k}") for k in range(count))
+        )
         asker = desk.client("kobold-3", "asker")
         asker.send(
-            *(Message(op="request", address="s/1", correlation_id=f"{k}") for k in range(count))
+            *(Message(op=Op.REQUEST, address="s/1", correlation_id=f"{k}") for k in range(count))
         )
         other = desk.client("kobold-3")
         return steps(lambda: other.session.lost("gone"))
@@ -229,7 +231,7 @@ def test_somebody_who_leaves_costs_the_same_however_many_services_there_are() ->
 def test_a_client_that_asks_for_much_gives_way_to_others() -> None:
     desk = Desk()
     client = desk.client("kobold-3")
-    client.send(*(Message(op="ping", correlation_id=f"{k}") for k in range(1000)))
+    client.send(*(Message(op=Op.PING, correlation_id=f"{k}") for k in range(1000)))
     assert [m.correlation_id for m in client.take()] == [f"{k}" for k in range(1000)]
     assert desk.node.counters["gave_way"] >= 7
 
@@ -264,14 +266,14 @@ def test_a_long_list_of_keys_comes_in_parts() -> None:
     client = desk.client("kobold-3")
     count = 5000
     client.send(
-        *(Message(op="create", address=f"k/{k:04}", payload=b"v") for k in range(count)),
+        *(Message(op=Op.CREATE, address=f"k/{k:04}", payload=b"v") for k in range(count)),
     )
     client.take()
     before = desk.node.counters["gave_way"]
     client.send(
-        Message(op="read", address="k/#", correlation_id="list"),
-        Message(op="read", address="+/nothing/here", correlation_id="none"),
-        Message(op="ping", correlation_id="after"),
+        Message(op=Op.READ, address="k/#", correlation_id="list"),
+        Message(op=Op.READ, address="+/nothing/here", correlation_id="none"),
+        Message(op=Op.PING, correlation_id="after"),
     )
     listed = client.take()
     assert [m.address for m in listed[:count]] == [f"k/{k:04}" for k in range(count)]

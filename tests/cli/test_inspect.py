@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import DIALECTS, FrameTable, encoder
 
 CODE = "from wirelake.cli import main; main()"
@@ -84,7 +84,7 @@ def test_the_address_of_an_mfp_message_is_the_topic_set_before_it() -> None:
 
 
 def test_the_dialect_is_told_from_the_first_bytes() -> None:
-    handshake = Message(op="handshake", source="alice", headers={"$connection": "pub"})
+    handshake = Message(op=Op.HANDSHAKE, source="alice", headers={"$connection": "pub"})
     captures = {
         dialect: (
             b"TMQ/" + dialect.removeprefix("tmq-").encode() if dialect.startswith("tmq") else b""
@@ -99,7 +99,7 @@ def test_the_dialect_is_told_from_the_first_bytes() -> None:
 def test_a_little_endian_tmq_capture_is_read_once_hello_has_told() -> None:  # spec: tmq 2
     table, writer = FrameTable(), encoder("tmq-1.01")
     published = Message("a/b", b"x" * 300, content_type=0x0102)
-    table.fill([Message(op="handshake"), Message(op="hello"), published])
+    table.fill([Message(op=Op.HANDSHAKE), Message(op=Op.HELLO), published])
     writer.little = True
     shown = inspect_json(bytes(writer.encode(table)))
     assert [m["op"] for m in shown] == ["handshake", "hello", "publish"]

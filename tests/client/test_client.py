@@ -13,7 +13,7 @@ import wirelake
 from tests.client.brokers import Broker
 from wirelake.client.dialects import ABILITIES
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import DIALECTS
 
 
@@ -255,7 +255,7 @@ async def test_publish_many_takes_pairs_messages_and_arrow(broker: Broker, diale
     payloads = [b"%d" % k for k in range(5000)]
     batch = pa.record_batch({"address": ["a"] * 5000, "payload": pa.array(payloads, pa.binary())})
     messages = [
-        Message("a", p, id="i", target="t", headers={"k": "v"}, op="deliver") for p in payloads
+        Message("a", p, id="i", target="t", headers={"k": "v"}, op=Op.DELIVER) for p in payloads
     ]
     async with (
         wirelake.connect(broker.url(dialect), inbox=20_000) as client,

@@ -33,7 +33,7 @@ from wirelake.address import has_wildcard
 from wirelake.client.dialects import ABILITIES
 from wirelake.config import DEFAULT_PORTS, Settings
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.testing import Broker
 from wirelake.wire import DIALECTS, Feed
 
@@ -415,39 +415,39 @@ def anyone(condition: Callable[[Message], object]) -> Callable[[list[Message]], 
 
 #: How to see in what was said that an ability was shown.
 SHOWS: dict[str, Callable[[list[Message]], bool]] = {
-    "acknowledgement of a publish": anyone(lambda m: m.op == "publish" and m.flags & Flag.ACK),
+    "acknowledgement of a publish": anyone(lambda m: m.op == Op.PUBLISH and m.flags & Flag.ACK),
     "acknowledgement of a direct message": anyone(
-        lambda m: m.op == "publish" and m.target and m.flags & Flag.ACK
+        lambda m: m.op == Op.PUBLISH and m.target and m.flags & Flag.ACK
     ),
     "byte stream": has_op("open", "data", "close"),
     "client id": anyone(
-        lambda m: "$client" in m.headers or m.op == "handshake" or b"Client-Id" in m.payload
+        lambda m: "$client" in m.headers or m.op == Op.HANDSHAKE or b"Client-Id" in m.payload
     ),
     "data store": has_op("create", "read", "update", "delete", "watch"),
     "declaration of queues": has_op("declare", "remove"),
     "delay": anyone(lambda m: "delay" in m.headers),
-    "direct message": anyone(lambda m: m.op == "direct" or (m.op == "publish" and m.target)),
+    "direct message": anyone(lambda m: m.op == Op.DIRECT or (m.op == Op.PUBLISH and m.target)),
     "header": anyone(
-        lambda m: m.op == "publish" and any(not name.startswith("$") for name in m.headers)
+        lambda m: m.op == Op.PUBLISH and any(not name.startswith("$") for name in m.headers)
     ),
-    "list of queues": anyone(lambda m: m.op == "list" or m.address == "$queues"),
-    "message id": anyone(lambda m: m.op == "publish" and m.id),
+    "list of queues": anyone(lambda m: m.op == Op.LIST or m.address == "$queues"),
+    "message id": anyone(lambda m: m.op == Op.PUBLISH and m.id),
     "nack": has_op("nack", "ack"),
     "nack without requeue": anyone(lambda m: m.headers.get("$requeue") == "0"),
     "ping": has_op("ping"),
-    "prefetch": anyone(lambda m: m.op == "subscribe" and "$count" in m.headers),
+    "prefetch": anyone(lambda m: m.op == Op.SUBSCRIBE and "$count" in m.headers),
     "priority": anyone(lambda m: m.priority),
     "pull": has_op("dequeue"),
-    "pull that waits": anyone(lambda m: m.op == "dequeue" and "$wait" in m.headers),
+    "pull that waits": anyone(lambda m: m.op == Op.DEQUEUE and "$wait" in m.headers),
     "request/reply": anyone(
-        lambda m: m.op == "request" or (m.op == "publish" and m.flags & Flag.RESPONSE)
+        lambda m: m.op == Op.REQUEST or (m.op == Op.PUBLISH and m.flags & Flag.RESPONSE)
     ),
     "service": has_op("serve", "reply"),
     "state of the broker": anyone(lambda m: m.address == "$node"),
     "ttl": anyone(lambda m: m.ttl),
     # What every dialect has.
     "publish": has_op("publish"),
-    "subscribe": anyone(lambda m: m.op == "subscribe" and has_wildcard(m.address)),
+    "subscribe": anyone(lambda m: m.op == Op.SUBSCRIBE and has_wildcard(m.address)),
     "unsubscribe": has_op("unsubscribe"),
 }
 EVERYWHERE = {"publish", "subscribe", "unsubscribe"}

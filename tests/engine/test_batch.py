@@ -16,7 +16,7 @@ from tests.wire.strategies import messages
 from wirelake.engine import batch as kernel
 from wirelake.engine.arrow_stream import BATCH_ROWS, END, PREAMBLE, STORED, Compression, decode, ipc
 from wirelake.engine.batch import BATCH_BYTES, Batch, Rows, pack_names
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import DIALECTS, FrameTable, scanner
 from wirelake.wire.arrow import SCHEMA
 
@@ -227,7 +227,7 @@ def test_many_addresses_keep_apart() -> None:
 
 def test_no_token_is_ever_in_a_batch() -> None:
     log = Rows(1)
-    secret = Message(op="auth", headers={"$token": "s3cret", "$client": "c", "token": "mine"})
+    secret = Message(op=Op.AUTH, headers={"$token": "s3cret", "$client": "c", "token": "mine"})
     log.append(filled(secret), None, 1, b"")
     [batch] = log.take().batches()
     assert b"s3cret" not in batch.ipc

@@ -26,7 +26,7 @@ from wirelake.config import (
     hash_token,
 )
 from wirelake.errors import ConfigError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.net.connection import FULL_READS, READ, Connection
 from wirelake.net.server import Server
 from wirelake.testing import Broker
@@ -234,8 +234,8 @@ async def test_connections_of_one_address_are_limited_until_they_authenticate(st
         await asyncio.sleep(0.01)
     late = Peer("kobold-3", "")
     await late.connect(port_of(server))
-    await late.send(Message(op="ping", correlation_id="1"))
-    assert (await late.receive()).op == "pong"
+    await late.send(Message(op=Op.PING, correlation_id="1"))
+    assert (await late.receive()).op == Op.PONG
     await close_all([*known, *strangers, late])
 
 
@@ -280,7 +280,7 @@ async def test_a_handshake_that_is_not_finished_times_out(start: Start, beginnin
     await peer.connect(port_of(server))
     await peer.send_bytes(beginning)
     if len(beginning) == 8:
-        assert (await peer.receive()).op == "handshake"
+        assert (await peer.receive()).op == Op.HANDSHAKE
     assert await peer.is_closed()
     assert server.node.counters["timeouts.handshake"] == 1
     await peer.close()
@@ -314,7 +314,7 @@ async def test_a_client_that_is_made_to_wait_does_not_time_out(start: Start) -> 
     connection.resume()
     await peer.send_bytes(b"PING \r\n\xa0\r\n\r\n")
     await until(lambda: connection._rest is None)
-    assert (await peer.receive()).op == "pong"
+    assert (await peer.receive()).op == Op.PONG
     await peer.close()
 
 
@@ -328,7 +328,7 @@ async def test_a_client_that_sends_no_more_still_gets_its_answers(
     server = await start(LOCAL)
     peer = await Peer(dialect, "hasty", "sub").open(port_of(server))
     flags = Flag.RESPONSE if dialect.startswith("tmq") else Flag.ACK
-    message = Message(op="subscribe", address="a", id="1", correlation_id="1", flags=flags)
+    message = Message(op=Op.SUBSCRIBE, address="a", id="1", correlation_id="1", flags=flags)
     await peer.send(message, read_from=dialect)
     peer.send_eof()
     assert succeeded(await peer.receive())
@@ -354,7 +354,7 @@ async def test_the_answer_to_bad_input_is_read_by_a_client_that_goes_on_sending(
     peer = await Peer("boson-text", "broken").open(port_of(server))
     await peer.send_bytes(b"5|!|" + bytes(1 << 20))
     answer = await peer.receive()
-    assert (answer.op, answer.headers["$code"]) == ("error", "bad_request")
+    assert (answer.op, answer.headers["$code"]) == (Op.ERROR, "bad_request")
     assert await peer.is_closed()
     await peer.close()
 
@@ -376,14 +376,14 @@ async def test_stopping_says_goodbye_and_lets_everything_go_out(start: Start) ->
     payload = bytes(1 << 20)
     await publisher.send(
         *(Message(address="a", payload=payload) for _ in range(6)),
-        Message(op="ping", correlation_id="p"),
+        Message(op=Op.PING, correlation_id="p"),
     )
-    assert (await publisher.receive()).op == "pong"
+    assert (await publisher.receive()).op == Op.PONG
     stopping = asyncio.create_task(server.stop())
     await asyncio.sleep(0)
     got = [await subscriber.receive() for _ in range(6)]
     assert all(message.payload == payload for message in got)
-    assert (await subscriber.receive()).op == "terminate"
+    assert (await subscriber.receive()).op == Op.TERMINATE
     assert await subscriber.is_closed()
     await close_all([subscriber, publisher])
     await stopping
@@ -399,9 +399,9 @@ async def test_stopping_does_not_wait_for_ever(
     await subscriber.subscribe("a")  # and reads no more
     publisher = await Peer("kobold-2", "sender").open(port_of(server))
     await publisher.send(
-        Message(address="a", payload=bytes(7 << 20)), Message(op="ping", correlation_id="p")
+        Message(address="a", payload=bytes(7 << 20)), Message(op=Op.PING, correlation_id="p")
     )
-    assert (await publisher.receive()).op == "pong"
+    assert (await publisher.receive()).op == Op.PONG
     await close_all([publisher])
     with caplog.at_level(logging.WARNING):
         await server.stop(grace=0.2)
@@ -451,13 +451,13 @@ async def test_a_policy_for_what_is_no_filter_is_refused() -> None:
 async def test_new_settings_are_in_force_for_those_who_are_there(start: Start) -> None:
     server = await start(LOCAL)
     publisher = await Peer("kobold-1", "sender").open(port_of(server))
-    await publisher.send(Message(address="a"), Message(op="ping", correlation_id="p"))
-    assert (await publisher.receive()).op == "pong"  # the route to `a` is known
+    await publisher.send(Message(address="a"), Message(op=Op.PING, correlation_id="p"))
+    assert (await publisher.receive()).op == Op.PONG  # the route to `a` is known
     flow = FlowSettings(policies={"a": "pause"})
     server.configure(msgspec.structs.replace(LOCAL, flow=flow))
     subscriber = await Peer("kobold-1", "receiver").open(port_of(server))
-    await publisher.send(Message(address="a"), Message(op="ping", correlation_id="p"))
-    assert (await publisher.receive()).op == "pong"
+    await publisher.send(Message(address="a"), Message(op=Op.PING, correlation_id="p"))
+    assert (await publisher.receive()).op == Op.PONG
     assert server.node.flow.policy_of("a") == "pause"
     assert all(session.rights in server.node.all_rights for session in server.node.sessions)
     await close_all([publisher, subscriber])
@@ -474,7 +474,7 @@ async def test_bytes_in_and_out_are_counted(start: Start) -> None:
     server = await start(LOCAL)
     peer = await Peer("boson-text", "counted").open(port_of(server))
     await peer.send_bytes(b"0|0|$ping|")
-    assert (await peer.receive()).op == "pong"
+    assert (await peer.receive()).op == Op.PONG
     assert server.node.counters["bytes_in"] == len(b"0|0|$ping|")
     assert server.node.counters["bytes_out"] == len(b"0|0|$pong|")
     await peer.close()

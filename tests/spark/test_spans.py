@@ -13,7 +13,7 @@ from tests.wire.reading import write
 from tests.wire.strategies import messages
 from tests.wire.vectors import load
 from wirelake.errors import EngineError, ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark.spans import (
     PROOF,
     WITH_TOPIC,
@@ -143,14 +143,14 @@ def test_a_tmq_frame_that_looks_like_a_handshake_is_none_behind_a_split() -> Non
     assert [span.messages for span in found.spans] == [1, 1, 1, 1]
 
 
-HELLO = Message(op="hello", payload=b"Client-Id: c\r\n")
+HELLO = Message(op=Op.HELLO, payload=b"Client-Id: c\r\n")
 
 
 @pytest.mark.parametrize("step", [1, 40, 500])
 def test_the_byte_order_that_hello_told_holds_in_every_span(step: int) -> None:
     """spec: tmq 2: long payloads and content types, in spans that never saw the Hello."""
     published = [Message("a", b"x" * (60 * k), content_type=0x0100 + k) for k in range(12)]
-    data = write([Message(op="handshake"), HELLO, *published], "tmq-1.01", little=True)
+    data = write([Message(op=Op.HANDSHAKE), HELLO, *published], "tmq-1.01", little=True)
     found = check(data, "tmq-1.01", step)
     assert len(found.spans) > 1
     assert found.state.little

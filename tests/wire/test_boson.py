@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.wire.reading import read, single_bytes, write
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Limits, Message
+from wirelake.message import Flag, Limits, Message, Op
 from wirelake.wire import FrameTable, encoder, scanner
 from wirelake.wire.boson_text import BosonTextScanner
 
@@ -175,7 +175,7 @@ def test_a_fault_in_text_is_answered_by_an_error() -> None:
     reading = read(TEXT, [b"x"])
     assert reading.fault is not None
     (answer,) = read(TEXT, [reading.fault[2]]).messages
-    assert answer.op == "error"
+    assert answer.op == Op.ERROR
     assert answer.headers == {"$code": "bad_request"}
     assert answer.payload.decode() == reading.fault[1]
 
@@ -185,7 +185,7 @@ def test_a_fault_in_binary_is_answered_in_version_1(data: bytes) -> None:
     reading = read(BINARY, single_bytes(data))
     assert reading.fault is not None
     (answer,) = read(BINARY, [reading.fault[2]]).messages
-    assert answer.op == "error"
+    assert answer.op == Op.ERROR
     assert answer.headers == {"$code": "bad_request"}
     assert answer.payload.decode() == reading.fault[1]
     assert Flag.VERSION_2 not in answer.flags
@@ -263,7 +263,7 @@ def test_a_broker_does_not_pass_on_that_a_publisher_wants_an_acknowledgement() -
     plain = message(("topic", b"t"), ("content", b"x"))
     assert write([wanted], BINARY, client=False) == plain
     assert write([wanted], BINARY) == message(("hbf.ack", b"1"), ("topic", b"t"), ("content", b"x"))
-    subscribe = Message(op="subscribe", address="t", flags=Flag.ACK)
+    subscribe = Message(op=Op.SUBSCRIBE, address="t", flags=Flag.ACK)
     assert write([subscribe], BINARY, client=False) == write([subscribe], BINARY)
 
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from tests.wire.reading import chunks, cut, read, single_bytes
 from tests.wire.vectors import Vector, load
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import COMPILED, DIALECTS, encoder
 
 SPEC = load("spec")
@@ -75,13 +75,13 @@ def test_a_vector_comes_back_from_the_encoder(vector: Vector) -> None:
         back.inclusive = True
     back.little = vector.frame.get("order") == "little"
     reading = read(vector.dialect, [vector.data], encode=back)
-    unknown = sum(message.op == "unknown" for message in reading.messages)
+    unknown = sum(message.op == Op.UNKNOWN for message in reading.messages)
     assert back.skipped == ({"op": unknown} if unknown else {})
     if vector.encoded is not None:
         assert reading.encoded == vector.encoded
     again = read(vector.dialect, [reading.encoded])
     assert again.fault is None
-    known = [message for message in reading.messages if message.op != "unknown"]
+    known = [message for message in reading.messages if message.op != Op.UNKNOWN]
     assert [whole(message) for message in again.messages] == [whole(message) for message in known]
 
 

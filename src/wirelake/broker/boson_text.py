@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wirelake.broker.route import clear_flag
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 if TYPE_CHECKING:
     from array import array
@@ -37,40 +37,42 @@ class BosonTextSession(Session):
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
         match message.op:
-            case "publish":
+            case Op.PUBLISH:
                 self.node.publish_message(self, message, now)
                 return
-            case "subscribe":
+            case Op.SUBSCRIBE:
                 self.node.subscribe(self, message.address, now)
-            case "unsubscribe":
+            case Op.UNSUBSCRIBE:
                 self.node.unsubscribe(self, message.address, now)
-            case "topic":
+            case Op.TOPIC:
                 if message.address:  # an empty one sets it back (decision 13)
                     self.node.check_publish(self, message.address)
                 self.default = message.address
-            case "auth":
+            case Op.AUTH:
                 self.node.authenticate(self, message.headers.get("$token", ""))
-            case "ping":
-                self.send(Message(op="pong", payload=message.payload))
+            case Op.PING:
+                self.send(Message(op=Op.PONG, payload=message.payload))
                 return
-            case "pong":
+            case Op.PONG:
                 return
-            case "serve":
+            case Op.SERVE:
                 self.node.services.serve(self, message.address)
-            case "request":
+            case Op.REQUEST:
                 self.node.services.request(self, message, now)
                 return
-            case "reply":
+            case Op.REPLY:
                 self.node.services.reply(self, message, now)
                 return
             case _:
-                raise RefusedError("bad_request", f"{message.address or message.op} is no request")
+                raise RefusedError(
+                    "bad_request", f"{message.address or message.op.label} is no request"
+                )
         self.accept(message)
 
     def accept(self, message: Message) -> None:
         """`$ok`: the name of the control topic, a space, its content."""
-        content = message.address if message.op != "auth" else ""
-        self.send(Message(op="ok", payload=f"${message.op} {content}".encode()))
+        content = message.address if message.op != Op.AUTH else ""
+        self.send(Message(op=Op.OK, payload=f"${message.op} {content}".encode()))
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:
         """One `$error` for all of them (decision 42)."""
@@ -78,13 +80,13 @@ class BosonTextSession(Session):
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """`$fail/<id>` for a request, `$error` for everything else."""
-        if message.op == "topic":
+        if message.op == Op.TOPIC:
             self.default = ""
             self.scanner.set_topic(b"")  # type: ignore[attr-defined]  # boson-text's has it
-        correlation = message.correlation_id if message.op == "request" else ""
+        correlation = message.correlation_id if message.op == Op.REQUEST else ""
         self.send(
             Message(
-                op="error",
+                op=Op.ERROR,
                 correlation_id=correlation,
                 payload=error.text.encode(),
                 headers={"$code": error.code},

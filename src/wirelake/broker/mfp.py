@@ -7,7 +7,7 @@ from array import array
 from wirelake.broker.route import wants_ack
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable
 
 
@@ -40,22 +40,22 @@ class MfpSession(Session):
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
         if not self.connection:
-            if message.op != "handshake":
+            if message.op != Op.HANDSHAKE:
                 self.refuse(message, RefusedError("bad_request"))
                 self.close("no handshake")
                 return
             self._shake_hands(message, now)
-        elif message.op == "publish" and self.connection == "pub":
+        elif message.op == Op.PUBLISH and self.connection == "pub":
             self.node.check_publish(self, message.address)
             raise RefusedError("too_large", "a body of more than 1000 bytes")
-        elif message.op == "topic" and self.connection == "pub":
+        elif message.op == Op.TOPIC and self.connection == "pub":
             self.node.check_publish(self, message.address)
-        elif message.op == "subscribe" and self.connection == "sub":
+        elif message.op == Op.SUBSCRIBE and self.connection == "sub":
             self.node.subscribe(self, message.address, now)
-        elif message.op == "unsubscribe" and self.connection == "sub":
+        elif message.op == Op.UNSUBSCRIBE and self.connection == "sub":
             self.node.unsubscribe(self, message.address, now)
         else:
-            raise RefusedError("bad_request", f"{message.op} is not for a {self.connection}")
+            raise RefusedError("bad_request", f"{message.op.label} is not for a {self.connection}")
         self.accept(message)
 
     def _shake_hands(self, message: Message, now: float) -> None:
@@ -73,11 +73,11 @@ class MfpSession(Session):
 
     def accept(self, message: Message) -> None:
         """SUCCESS, with the uid of what it answers."""
-        self.send(Message(op="ok", id=message.id))
+        self.send(Message(op=Op.OK, id=message.id))
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """FAIL, unless it is a message that wants no answer."""
-        if message.op == "topic":
+        if message.op == Op.TOPIC:
             self.scanner.set_topic(b"")  # type: ignore[attr-defined]  # mfp's has it
-        if not self.closed and (message.op != "publish" or message.flags & Flag.ACK):
-            self.send(Message(op="error", id=message.id))
+        if not self.closed and (message.op != Op.PUBLISH or message.flags & Flag.ACK):
+            self.send(Message(op=Op.ERROR, id=message.id))

@@ -18,7 +18,7 @@ from wirelake.broker.session import Session
 from wirelake.broker.store import change
 from wirelake.engine.base import Entry
 from wirelake.errors import ProtocolError, RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire.kobold import KoboldScanner
 
 #: How long an undecided first frame of Kobold is waited on (decision 15), in seconds.
@@ -28,7 +28,7 @@ SETTLE_AFTER = 0.2
 MOST = 10**9 - 1
 
 #: Ops that change what must survive, beside those of the data store.
-KEPT = ("enqueue", "ack", "nack")
+KEPT = (Op.ENQUEUE, Op.ACK, Op.NACK)
 
 
 class OpSession(Session):
@@ -40,85 +40,89 @@ class OpSession(Session):
         """Do what a message asks for, or raise RefusedError."""
         message = self.authenticate(message, now)
         match message.op:
-            case "publish" if message.target:
+            case Op.PUBLISH if message.target:
                 self.node.send_to_client(
-                    self, replace(message, op="direct", source=self.client_id, flags=Flag(0)), now
+                    self, replace(message, op=Op.DIRECT, source=self.client_id, flags=Flag(0)), now
                 )
-            case "publish":
+            case Op.PUBLISH:
                 self.node.publish_message(self, message, now)
                 return
-            case "subscribe":
+            case Op.SUBSCRIBE:
                 self.node.subscribe(self, message.address, now, _number(message, "$count"))
-            case "unsubscribe":
+            case Op.UNSUBSCRIBE:
                 self.node.unsubscribe(self, message.address, now)
-            case "request":
+            case Op.REQUEST:
                 if not message.correlation_id:
                     raise RefusedError("bad_request", "a request has a transaction id")
                 self.node.services.request(self, message, now)
                 return
-            case "reply":
+            case Op.REPLY:
                 self.node.services.reply(self, message, now)
                 return
-            case "serve":
+            case Op.SERVE:
                 self.node.services.serve(self, message.address)
-            case "unserve":
+            case Op.UNSERVE:
                 self.node.services.unserve(self, message.address)
-            case "read" if has_wildcard(message.address):
+            case Op.READ if has_wildcard(message.address):
                 self._list(message)
                 return
-            case "create" | "update" | "delete" | "read":
+            case Op.CREATE | Op.UPDATE | Op.DELETE | Op.READ:
                 self._store(message, now)
                 return
-            case "enqueue":
+            case Op.ENQUEUE:
                 self.node.enqueue(self, message, now)
-            case "dequeue":
+            case Op.DEQUEUE:
                 queue = self.node.queue_to_consume(self, message.address)
                 wait = _number(message, "$wait") / 1000
                 queue.pull(self, message, max(1, _number(message, "$count")), wait, now)
                 return
-            case "ack":
+            case Op.ACK:
                 self.node.consumed_queue(self, message.address).ack(self, message.id, now)
-            case "nack":
+            case Op.NACK:
                 requeue = message.headers.get("$requeue", "1") != "0"
                 queue = self.node.consumed_queue(self, message.address)
                 queue.nack(self, message.id, now, requeue=requeue)
-            case "open":
+            case Op.OPEN:
                 self.node.streams.open(self, message, now)
-            case "data":
+            case Op.DATA:
                 self.node.streams.data(self, message, now)
                 return
-            case "close":
+            case Op.CLOSE:
                 self.node.streams.close(self, message, now)
                 return
-            case "watch":
+            case Op.WATCH:
                 since = _number(message, "$rev") if "$rev" in message.headers else None
                 self.node.store.watch(self, message.address, since)
-            case "auth":
+            case Op.AUTH:
                 pass  # done above
-            case "ping":
-                self.send(Message(op="pong", id=message.id, correlation_id=message.correlation_id))
+            case Op.PING:
+                self.send(Message(op=Op.PONG, id=message.id, correlation_id=message.correlation_id))
                 return
-            case "pong":
+            case Op.PONG:
                 return
-            case "info":
+            case Op.INFO:
                 self._tell_state(message, now)
                 return
             case _:
-                raise RefusedError("bad_request", f"{message.op} is not for a broker")
+                raise RefusedError("bad_request", f"{message.op.label} is not for a broker")
         if message.correlation_id or message.flags & Flag.ACK:
             self.node.answer(lambda: self.accept(message), kept=message.op in KEPT)
 
     def _store(self, message: Message, now: float) -> None:
         """The data store always answers, once what it tells is durable."""
         store = self.node.store
-        if message.op == "read":
+        if message.op == Op.READ:
             entry = store.read(self, message)
         else:
-            change = {"create": store.create, "update": store.update, "delete": store.delete}
+            change = {
+                Op.CREATE: store.create,
+                Op.UPDATE: store.update,
+                Op.DELETE: store.delete,
+            }
             entry = change[message.op](self, message, now)
-        value = entry.value if message.op == "read" and entry.value else b""
+        value = entry.value if message.op == Op.READ and entry.value else b""
         answer = Message(
-            op="ok",
+            op=Op.OK,
             id=message.id,
             correlation_id=message.correlation_id,
             payload=value,
@@ -144,7 +148,7 @@ class OpSession(Session):
                 count += 1
                 yield replace(change(entry), id=message.id, correlation_id=message.correlation_id)
         yield Message(
-            op="ok",
+            op=Op.OK,
             id=message.id,
             correlation_id=message.correlation_id,
             headers={"$count": str(count)},
@@ -168,13 +172,13 @@ class OpSession(Session):
 
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
-        self.send(Message(op="ok", id=message.id, correlation_id=message.correlation_id))
+        self.send(Message(op=Op.OK, id=message.id, correlation_id=message.correlation_id))
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """Tell the client why its message was not done."""
         self.send(
             Message(
-                op="error",
+                op=Op.ERROR,
                 id=message.id,
                 correlation_id=message.correlation_id,
                 payload=error.text.encode(),
@@ -190,7 +194,7 @@ class OpSession(Session):
         """OK, with how many there were (spec: kobold, DEQ)."""
         self.send(
             Message(
-                op="ok",
+                op=Op.OK,
                 id=request.id,
                 correlation_id=request.correlation_id,
                 headers={"$count": str(taken)},
@@ -210,7 +214,7 @@ class OpSession(Session):
             raise RefusedError("not_found", f"there is no information about {message.address}")
         payload = json.dumps(state).encode() if self.dialect == "kobold-1" else cbor2.dumps(state)
         self.send(
-            Message(op="ok", id=message.id, correlation_id=message.correlation_id, payload=payload)
+            Message(op=Op.OK, id=message.id, correlation_id=message.correlation_id, payload=payload)
         )
 
 

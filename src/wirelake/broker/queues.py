@@ -28,7 +28,7 @@ from wirelake.address import MAX_ADDRESS, check_number, check_topic
 from wirelake.broker.deadlines import Deadlines
 from wirelake.engine.base import QueueSettings, Stored
 from wirelake.errors import RefusedError
-from wirelake.message import NO_FLAGS, Flag, Message
+from wirelake.message import NO_FLAGS, Flag, Message, Op
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -210,7 +210,7 @@ class Queue:
             self._ends[sequence] = now + lives
         self.bytes += size_of(stored.message)
         if self._node.capture.active:
-            self._node.capture.add(replace(stored.message, op="enqueue"), now)
+            self._node.capture.add(replace(stored.message, op=Op.ENQUEUE), now)
         if due:
             heapq.heappush(self._later, (due, sequence, stored))
         else:
@@ -286,13 +286,13 @@ class Queue:
         held = self._held_by(session, identity)
         self._release(held)
         self._done(held.stored)
-        self._tell("ack", held.stored, session, now)
+        self._tell(Op.ACK, held.stored, session, now)
         self.dispatch(now)
 
     def nack(self, session: Session, identity: str, now: float, *, requeue: bool = True) -> None:
         """A message is not done: it goes to another, or to the dead letters."""
         held = self._held_by(session, identity)
-        self._tell("nack", held.stored, session, now)
+        self._tell(Op.NACK, held.stored, session, now)
         if requeue:
             self._give_back(self._consumers[session], held)
         else:
@@ -333,7 +333,7 @@ class Queue:
             self._deadlines.discard(held.stored.sequence)
             self._make_ready(held.stored)
 
-    def _tell(self, op: str, stored: Stored, session: Session | None, now: float) -> None:
+    def _tell(self, op: Op, stored: Stored, session: Session | None, now: float) -> None:
         """Let the log know what became of a message."""
         if not self._node.capture.active:
             return
@@ -453,12 +453,12 @@ class Queue:
             # Producers may give the same id twice; a consumer must be able to tell them apart.
             identity = f"q{stored.sequence}" if message.id in taker.held else message.id
             flags = first | message.flags if message.flags else first
-            delivery = replace(message, op="deliver", id=identity, flags=flags, headers=headers)
+            delivery = replace(message, op=Op.DELIVER, id=identity, flags=flags, headers=headers)
             if not taker.session.send(delivery):
                 self._node.count_dropped("undeliverable")
                 continue
             self._node.counters["delivered"] += 1
-            self._tell("deliver", stored, taker.session, now)
+            self._tell(Op.DELIVER, stored, taker.session, now)
             if pull is not None:
                 pull.left -= 1
                 pull.taken += 1
@@ -503,7 +503,7 @@ class Queue:
         """Move a message to the dead letters, or drop it where it is one already."""
         self._node.count_dropped(reason.replace(" ", "_"))
         headers = {**stored.message.headers, REASON: reason}
-        self._node.capture.add(replace(stored.message, op="dead", headers=headers), now)
+        self._node.capture.add(replace(stored.message, op=Op.DEAD, headers=headers), now)
         if not self.settings.name.endswith(DEAD):
             dead = self._node.queues.open(self.settings.name + DEAD)
             dead.put(replace(stored.message, headers=headers), now, dead=True)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from wirelake.address import check_address
 from wirelake.broker.deadlines import Deadlines
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -113,7 +113,7 @@ class Services:
             servers.move_to_end(service)
             number = f"r{next(self._number)}"
             passed = replace(
-                request, op="request", correlation_id=number, source=session.client_id, target=""
+                request, op=Op.REQUEST, correlation_id=number, source=session.client_id, target=""
             )
             # Of a request that waits for its reply nothing large is kept.
             kept = replace(request, payload=b"", headers={})
@@ -146,7 +146,7 @@ class Services:
         self._close(reply.correlation_id)
         passed = replace(
             reply,
-            op="reply",
+            op=Op.REPLY,
             address=found.request.address,
             id=found.request.id,
             source=session.client_id,
@@ -178,7 +178,7 @@ class Services:
         found = self._close(number)
         self._node.capture.add(
             Message(
-                op="error",
+                op=Op.ERROR,
                 address=found.request.address,
                 correlation_id=number,
                 target=found.requester.client_id,

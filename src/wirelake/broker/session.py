@@ -261,7 +261,7 @@ class Session(ABC):
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
-        raise RefusedError("bad_request", f"{self.dialect} has no {message.op}")
+        raise RefusedError("bad_request", f"{self.dialect} has no {message.op.label}")
 
     @abstractmethod
     def refuse(self, message: Message, error: RefusedError) -> None:

@@ -22,7 +22,7 @@ from wirelake.broker.names import SortedNames
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.engine.base import Entry
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -309,7 +309,7 @@ def _literal_beginning(filter: str) -> str:
 def change(entry: Entry) -> Message:
     """What a watcher is told of a key's latest state."""
     return Message(
-        op="del" if entry.value is None else "set",
+        op=Op.DEL if entry.value is None else Op.SET,
         address=entry.key,
         payload=entry.value or b"",
         headers={"$rev": str(entry.revision)},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -58,7 +58,7 @@ class Streams:
         far = _End(target, f"s{next(self._number)}", is_target=True, other=near)
         near.other = far
         opened = Message(
-            op="open",
+            op=Op.OPEN,
             address=message.address,
             correlation_id=far.number,
             source=session.client_id,
@@ -75,7 +75,7 @@ class Streams:
         other = self._end(session, message).other
         assert other is not None
         other.received += len(message.payload)
-        data = Message(op="data", correlation_id=other.number, payload=message.payload)
+        data = Message(op=Op.DATA, correlation_id=other.number, payload=message.payload)
         other.session.send(data, "pause")
 
     def close(self, session: Session, message: Message, now: float) -> None:
@@ -101,7 +101,7 @@ class Streams:
         del self._ends[other.session][other.number]
         self._count -= 2
         headers = {"$count": str(other.received)} | ({"$code": code} if code else {})
-        closed = Message(op="close", correlation_id=other.number, headers=headers)
+        closed = Message(op=Op.CLOSE, correlation_id=other.number, headers=headers)
         other.session.send(closed)
         # Both rows in the log have the name that the target knows the stream under.
         far = end if end.is_target else other

@@ -29,7 +29,7 @@ PING_AFTER = 30.0
 MAX_UNANSWERED = 2
 
 #: What is answered when it is done, if RS asks for it (spec: tmq 4).
-ANSWERED = ("subscribe", "unsubscribe", "declare", "remove")
+ANSWERED = (Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.DECLARE, Op.REMOVE)
 #: The most messages that one pull may ask for.
 MOST_PULLED = 10**9 - 1
 #: Content types of answers: Hello alone is accepted, everything else is done (spec: tmq 4).
@@ -70,7 +70,7 @@ class TmqSession(Session):
 
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer in the byte order that Hello told."""
-        if message.op == "hello" and self.scanner.little and not self.encoder.little:
+        if message.op == Op.HELLO and self.scanner.little and not self.encoder.little:
             self.encoder.little = True
             self.form = f"{self.dialect}+little"
             if self.filters:  # a Hello that comes late: routes know the form of subscribers
@@ -83,59 +83,59 @@ class TmqSession(Session):
         if not self.client_id and not self._greet(message, now):
             return
         match message.op:
-            case "publish" if message.address in self.node.services:
+            case Op.PUBLISH if message.address in self.node.services:
                 self.node.services.request(self, message, now)
                 return
-            case "publish" if self._asks_for_a_message(message):
+            case Op.PUBLISH if self._asks_for_a_message(message):
                 self._pull(message, now)
                 return
-            case "publish":
+            case Op.PUBLISH:
                 if message.flags & Flag.RESPONSE and not self.node.reaches(self, message.address):
                     self.node.check_publish(self, message.address)
                     raise RefusedError("not_found", f"nobody is there at {message.address}")
                 self.node.publish_message(self, message, now)
                 return
-            case "direct":
+            case Op.DIRECT:
                 self.node.send_to_client(self, replace(message, source=self.client_id), now)
-            case "reply":
+            case Op.REPLY:
                 self._respond(message, now)
-            case "redirect":
+            case Op.REDIRECT:
                 self._redirect(message, now)
-            case "subscribe":
+            case Op.SUBSCRIBE:
                 self.node.subscribe(self, message.address, now)
-            case "unsubscribe":
+            case Op.UNSUBSCRIBE:
                 self.node.unsubscribe(self, message.address, now)
-            case "declare":
+            case Op.DECLARE:
                 self._declare(message)
-            case "remove":
+            case Op.REMOVE:
                 self.node.check_admin(self, message.address)
                 self.node.queues.remove(message.address)
-            case "list":
+            case Op.LIST:
                 self._answer(message, DONE, json.dumps(self.node.queue_states(self, now)))
                 return
-            case "dequeue":
+            case Op.DEQUEUE:
                 count = message.payload.decode(errors="replace").strip() or "1"
                 number = check_number(count, "a pull's payload", most=MOST_PULLED)
                 queue = self.node.queue_to_consume(self, message.address)
                 queue.pull(self, message, max(1, number), 0.0, now)
                 return
-            case "ack" | "nack":
+            case Op.ACK | Op.NACK:
                 self._settle(message, now)
-            case "server":
+            case Op.SERVER:
                 text = tmq_server.ask(self, message, now)
                 kept = message.content_type in tmq_server.KEPT
                 if text or message.flags & Flag.RESPONSE:
                     self.node.answer(lambda: self._answer(message, DONE, text), kept=kept)
-            case "terminate":
+            case Op.TERMINATE:
                 self.close("terminated by the client")
-            case "ping":
-                self.send(Message(op="pong"))
-            case "pong":
+            case Op.PING:
+                self.send(Message(op=Op.PONG))
+            case Op.PONG:
                 pass
             case _:
-                raise RefusedError("bad_request", f"{message.op} is not for a broker")
+                raise RefusedError("bad_request", f"{message.op.label} is not for a broker")
         if message.flags & Flag.RESPONSE and message.op in ANSWERED:
-            kept = message.op in ("declare", "remove")
+            kept = message.op in (Op.DECLARE, Op.REMOVE)
             self.node.answer(lambda: self._answer(message, DONE), kept=kept)
 
     def _declare(self, message: Message) -> None:
@@ -160,7 +160,7 @@ class TmqSession(Session):
             name, identity = self._pulled.pop(identity)
         if name in queues:
             queue = self.node.consumed_queue(self, name)
-            settle = queue.ack if message.op == "ack" else queue.nack
+            settle = queue.ack if message.op == Op.ACK else queue.nack
             settle(self, identity, now)
             return
         other = self.node.client_to_send_to(self, name)
@@ -191,7 +191,7 @@ class TmqSession(Session):
         self._pulled[request.id] = (delivery.address, delivery.id)
         return replace(
             delivery,
-            op="reply",
+            op=Op.REPLY,
             id=request.id,
             correlation_id=request.id,
             address="",
@@ -213,14 +213,14 @@ class TmqSession(Session):
         self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
     ) -> bool:
         """Send one message; FA as the broker says."""
-        if self._pulling is not None and message.op == "deliver":
+        if self._pulling is not None and message.op == Op.DELIVER:
             message = self._as_response(message, self._pulling)
         self.encoder.first = bool(message.flags & Flag.FIRST)
         return super().send(message, policy, sender)
 
     def end_of_pull(self, request: Message, taken: int) -> None:
         """A response, if one is wanted; to published clients one without payload, if none came."""
-        if request.op == "dequeue":
+        if request.op == Op.DEQUEUE:
             if request.flags & Flag.RESPONSE:
                 self._answer(request, DONE, str(taken))
         elif not taken:
@@ -228,14 +228,14 @@ class TmqSession(Session):
 
     def _greet(self, message: Message, now: float) -> bool:
         """The greeting, then Hello; is there something else to be done? (spec: tmq 1)"""
-        if message.op == "handshake" and not self._greeted:
+        if message.op == Op.HANDSHAKE and not self._greeted:
             self._greeted = True
-            self.send(Message(op="handshake"))
+            self.send(Message(op=Op.HANDSHAKE))
             return False
         try:
             if not self._greeted:
                 raise RefusedError("bad_request", "the greeting comes first")
-            if message.op != "hello":
+            if message.op != Op.HELLO:
                 if self.rights.is_empty:
                     raise RefusedError("unauthorized", "Hello comes first")
                 self.node.clients.name(self)
@@ -252,7 +252,7 @@ class TmqSession(Session):
             return False
         self.send(
             Message(
-                op="ok",
+                op=Op.OK,
                 target=self.client_id,
                 content_type=ACCEPTED,
                 payload=b"Server: wirelake\r\n",
@@ -263,7 +263,7 @@ class TmqSession(Session):
     def _reject(self, message: Message, error: RefusedError) -> None:
         self.node.count_refused(error.code)
         code = REFUSALS.get(error.code, OTHER_REFUSAL)
-        self.send(Message(op="error", content_type=code, payload=error.text.encode()))
+        self.send(Message(op=Op.ERROR, content_type=code, payload=error.text.encode()))
         self.close(str(error))
 
     def _respond(self, message: Message, now: float) -> None:
@@ -289,14 +289,14 @@ class TmqSession(Session):
         if hops == 0:
             self.node.count_dropped("hops")
             return
-        inner = replace(inner, op="direct", source=self.client_id, target=message.target, ttl=hops)
+        inner = replace(inner, op=Op.DIRECT, source=self.client_id, target=message.target, ttl=hops)
         self.node.send_to_client(self, inner, now)
 
     def accept(self, message: Message) -> None:
         """A delivery message, for a producer that set DE (spec: tmq 7)."""
         self.send(
             Message(
-                op="ack",
+                op=Op.ACK,
                 id=message.id,
                 address=message.address,
                 content_type=message.content_type,
@@ -311,7 +311,7 @@ class TmqSession(Session):
     def _answer(self, message: Message, content_type: int, text: str = "") -> None:
         self.send(
             Message(
-                op="reply",
+                op=Op.REPLY,
                 id=message.id,
                 correlation_id=message.id,
                 target=self.client_id,
@@ -329,8 +329,8 @@ class TmqSession(Session):
             return
         self._pinged = now
         self._unanswered += 1
-        self.send(Message(op="ping"))
+        self.send(Message(op=Op.PING))
 
     def say_goodbye(self) -> None:
         """Tell the client that the broker is going."""
-        self.send(Message(op="terminate"))
+        self.send(Message(op=Op.TERMINATE))

@@ -24,7 +24,7 @@ from wirelake.cli.load import SERVICE, Asker, Driver, Load
 from wirelake.client.dialects import ABILITIES, Ask, Heard, Speech, speech
 from wirelake.client.url import Place
 from wirelake.errors import EngineError, RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.wire import Encoder, Feed, FrameTable
 
 HOST = "127.0.0.1"
@@ -78,7 +78,7 @@ class Wirelake(Asker):
         def prepare(size: int) -> tuple[bytes, bytes]:
             for letter in "QXZ":  # one of them is nowhere else in the frame
                 stand_in = letter * size
-                reply = Message(op="reply", correlation_id=stand_in, payload=payload)
+                reply = Message(op=Op.REPLY, correlation_id=stand_in, payload=payload)
                 frame = encode(encoder, self.name, [reply])
                 if frame.count(stand_in.encode()) == 1:
                     break

@@ -97,7 +97,7 @@ def _tables(source: BufferedReader, dialect: str | None) -> None:
         for offset, message in batch:
             table.add_row(
                 str(offset),
-                message.op,
+                message.op.label,
                 escape(printable(message.address)),
                 escape(printable(details(message))),
                 str(len(message.payload)),

@@ -19,7 +19,7 @@ def as_object(message: Message) -> dict[str, object]:
     """A message for `--json`; its payload in base64."""
     return {
         "dialect": message.dialect,
-        "op": message.op,
+        "op": message.op.label,
         "address": message.address,
         "id": message.id,
         "correlation_id": message.correlation_id,

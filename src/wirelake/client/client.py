@@ -43,7 +43,7 @@ from wirelake.client.stream import Stream
 from wirelake.client.subscriptions import Item
 from wirelake.client.url import parse
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.message import Limits, Message
+from wirelake.message import Limits, Message, Op
 from wirelake.wire import Encoder
 
 S = TypeVar("S", dict[str, Any], list[dict[str, Any]])
@@ -240,7 +240,7 @@ class Client:
     async def info(self) -> dict[str, Any]:
         """The state of the broker: its connections, subscriptions, counters and so on."""
         require(self.dialect, "state of the broker")
-        asked = Message(op="info", address="$node")
+        asked = Message(op=Op.INFO, address="$node")
         return _state(await self._lines.line().ask(lambda speech: speech.control(asked)), dict)
 
     # Byte streams
@@ -314,7 +314,7 @@ class Client:
         if not client_id:
             raise RefusedError("bad_request", "a direct message has a client id to go to")
         message = message_for(self.dialect, "", payload, id, headers)
-        message = replace(message, op="direct", target=client_id)
+        message = replace(message, op=Op.DIRECT, target=client_id)
         if ack:
             require(self.dialect, "acknowledgement of a direct message")
             await self._lines.line().ask(lambda speech: speech.publish(message, ack=True), timeout)

@@ -25,7 +25,7 @@ from wirelake.client.dialects import ABILITIES, Ask, Sort, Speech, speech
 from wirelake.client.inbox import Inbox
 from wirelake.client.url import Place
 from wirelake.errors import ProtocolError, RefusedError, WirelakeError
-from wirelake.message import Limits, Message
+from wirelake.message import Limits, Message, Op
 from wirelake.wire import Encoder, Feed, FrameTable
 
 READ = 256 << 10
@@ -442,7 +442,7 @@ class Line:
         """Be heard of: a client that is silent is taken for gone (spec: identity, tmq 3)."""
         silent = asyncio.get_running_loop().time() - self._spoke
         if self._can_ping and self._up.is_set() and silent > self.settings.keepalive / 2:
-            self._write([Message(op="pong")])
+            self._write([Message(op=Op.PONG)])
 
     @property
     def _can_ping(self) -> bool:

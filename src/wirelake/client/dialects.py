@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import DIALECTS, Encoder, encoder
 from wirelake.wire.mfp import MfpEncoder
 from wirelake.wire.tmq import OTHER_REFUSAL
@@ -141,27 +141,27 @@ class Speech(ABC):
 
     def subscribe(self, filter: str, prefetch: int = 0) -> Ask:
         """Subscribe to a filter, or consume a queue with a prefetch, where it can be said."""
-        return self.control(Message(op="subscribe", address=filter))
+        return self.control(Message(op=Op.SUBSCRIBE, address=filter))
 
     def unsubscribe(self, filter: str) -> Ask:
         """Take that back."""
-        return self.control(Message(op="unsubscribe", address=filter))
+        return self.control(Message(op=Op.UNSUBSCRIBE, address=filter))
 
     def serve(self, address: str) -> Ask:
         """Serve an address."""
-        return self.control(Message(op="serve", address=address))
+        return self.control(Message(op=Op.SERVE, address=address))
 
     def unserve(self, address: str) -> Ask:
         """Take that back, where the dialect can."""
-        return self.control(Message(op="unserve", address=address))
+        return self.control(Message(op=Op.UNSERVE, address=address))
 
     def request(self, request: Message) -> Ask:
         """Send a request."""
-        return self.control(replace(request, op="request"))
+        return self.control(replace(request, op=Op.REQUEST))
 
     def ping(self) -> Ask:
         """Ask for a sign of life."""
-        return self.control(Message(op="ping"))
+        return self.control(Message(op=Op.PING))
 
     def settle(self, delivered: Message, *, done: bool, requeue: bool = True) -> Ask:
         """Acknowledge a queue message, or refuse it."""
@@ -174,21 +174,21 @@ class Speech(ABC):
     def dequeue(self, queue: str, number: int, wait: float) -> Ask:
         """Ask for so many messages of a queue, and wait so many seconds for them."""
         headers = {"$count": str(number), "$wait": str(int(wait * 1000))}
-        return self.control(Message(op="dequeue", address=queue, headers=headers))
+        return self.control(Message(op=Op.DEQUEUE, address=queue, headers=headers))
 
     def declare(self, queue: str, mode: str, ack_timeout: float, max_deliveries: int) -> Ask:
         """Make a queue; only TMQ can, so in its form: a content type, then lines (spec: tmq 4)."""
         fields = {"Mode": mode, "Ack-Timeout": ack_timeout, "Max-Deliveries": max_deliveries}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return self.control(Message(op="declare", address=queue, payload=b"\0\0" + lines.encode()))
+        return self.control(Message(op=Op.DECLARE, address=queue, payload=b"\0\0" + lines.encode()))
 
     def remove(self, queue: str) -> Ask:
         """Remove a queue; only TMQ can."""
-        return self.control(Message(op="remove", address=queue))
+        return self.control(Message(op=Op.REMOVE, address=queue))
 
     def list_queues(self) -> Ask:
         """Ask for the state of all queues."""
-        return self.control(Message(op="info", address="$queues"))
+        return self.control(Message(op=Op.INFO, address="$queues"))
 
     @abstractmethod
     def control(self, message: Message) -> Ask:
@@ -200,7 +200,7 @@ class Speech(ABC):
 
     def pong(self, ping: Message) -> Message:
         """The answer to a ping of the broker."""
-        return Message(op="pong", id=ping.id, correlation_id=ping.correlation_id)
+        return Message(op=Op.PONG, id=ping.id, correlation_id=ping.correlation_id)
 
     def farewell(self) -> Message | None:
         """What is said before hanging up."""
@@ -214,16 +214,16 @@ class OpSpeech(Speech):
         """`AUTH` where there is something to say by it; else a ping, to be heard of."""
         identity = {"$client": client_id, "$token": token}
         headers = {name: value for name, value in identity.items() if value}
-        yield self.control(Message(op="auth", headers=headers)) if headers else self.ping()
+        yield self.control(Message(op=Op.AUTH, headers=headers)) if headers else self.ping()
 
     def put(self, message: Message, ack: bool) -> Ask:
         """ENQ, which makes the queue if need be."""
-        return self.publish(replace(message, op="enqueue"), ack)
+        return self.publish(replace(message, op=Op.ENQUEUE), ack)
 
     def subscribe(self, filter: str, prefetch: int = 0) -> Ask:
         """Subscribe to a filter, or consume a queue with a prefetch."""
         headers = {"$count": str(prefetch)} if prefetch else {}
-        return self.control(Message(op="subscribe", address=filter, headers=headers))
+        return self.control(Message(op=Op.SUBSCRIBE, address=filter, headers=headers))
 
     def control(self, message: Message) -> Ask:
         """With a transaction id, which asks for an answer as well."""
@@ -233,21 +233,21 @@ class OpSpeech(Speech):
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
         match message.op:
-            case "publish":
+            case Op.PUBLISH:
                 return Heard(Sort.DIRECT if message.target else Sort.DELIVERY)
-            case "deliver":
+            case Op.DELIVER:
                 return Heard(Sort.QUEUED)
-            case "request":
+            case Op.REQUEST:
                 return Heard(Sort.REQUEST)
-            case "set" | "del":
+            case Op.SET | Op.DEL:
                 return Heard(Sort.CHANGE, self._key(message))
-            case "open" | "data" | "close":
+            case Op.OPEN | Op.DATA | Op.CLOSE:
                 return Heard(Sort.STREAM)
-            case "ok" | "reply" | "pong":
+            case Op.OK | Op.REPLY | Op.PONG:
                 return Heard(Sort.ANSWER, self._key(message))
-            case "error":
+            case Op.ERROR:
                 return Heard(Sort.ANSWER, self._key(message), _refusal(message))
-            case "ping":
+            case Op.PING:
                 return Heard(Sort.PING)
         return Heard(Sort.OTHER)
 
@@ -268,45 +268,45 @@ class BosonTextSpeech(Speech):
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """`$auth` with a token; without one a ping, to be heard of."""
         if token:
-            yield self.control(Message(op="auth", headers={"$token": token}))
+            yield self.control(Message(op=Op.AUTH, headers={"$token": token}))
         else:
             yield self.ping()
 
     def control(self, message: Message) -> Ask:
         """By a reserved topic."""
-        if message.op == "request":
+        if message.op == Op.REQUEST:
             number = self.new_id()
             return Ask(replace(message, correlation_id=number), f"tx:{number}")
-        if message.op == "ping":
+        if message.op == Op.PING:
             return Ask(message, "pong")
         # A token may or may not be repeated, so an `$auth` is known by its name alone.
-        key = "$auth" if message.op == "auth" else f"${message.op} {message.address}"
+        key = "$auth" if message.op == Op.AUTH else f"${message.op} {message.address}"
         self._asked.append(key)
         return Ask(message, key)
 
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
         match message.op:
-            case "publish":
+            case Op.PUBLISH:
                 return Heard(Sort.DELIVERY)
-            case "request":
+            case Op.REQUEST:
                 return Heard(Sort.REQUEST)
-            case "reply":
+            case Op.REPLY:
                 return Heard(Sort.ANSWER, f"tx:{message.correlation_id}")
-            case "error" if message.correlation_id:
+            case Op.ERROR if message.correlation_id:
                 return Heard(Sort.ANSWER, f"tx:{message.correlation_id}", _refusal(message))
-            case "pong":
+            case Op.PONG:
                 return Heard(Sort.ANSWER, "pong")
-            case "ok":
+            case Op.OK:
                 content = message.payload.decode(errors="replace")
                 key = "$auth" if content.startswith("$auth ") else content
                 if key in self._asked:
                     self._asked.remove(key)
                 return Heard(Sort.ANSWER, key)
-            case "error":
+            case Op.ERROR:
                 key = self._asked.popleft() if self._asked else ""
                 return Heard(Sort.ANSWER, key, _refusal(message))
-            case "ping":
+            case Op.PING:
                 return Heard(Sort.PING)
         return Heard(Sort.OTHER)
 
@@ -322,17 +322,17 @@ class TmqSpeech(Speech):
 
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """The greeting, then Hello (spec: tmq 1)."""
-        yield Ask(Message(op="handshake"), "handshake")
+        yield Ask(Message(op=Op.HANDSHAKE), "handshake")
         fields = {"Client-Id": client_id, "Client-Token": token, "Client-Type": "wirelake"}
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
-        yield Ask(Message(op="hello", payload=lines.encode()), "hello")
+        yield Ask(Message(op=Op.HELLO, payload=lines.encode()), "hello")
 
     def control(self, message: Message) -> Ask:
         """With RS, which asks for an answer."""
-        if message.op == "ping":
+        if message.op == Op.PING:
             return Ask(message, "pong")
         number = self.new_id()
-        if message.op == "request":
+        if message.op == Op.REQUEST:
             number = f"{self.REQUEST}{number}"
         asking = replace(message, id=number, flags=Flag.RESPONSE)
         return Ask(asking, f"id:{number}")
@@ -340,7 +340,7 @@ class TmqSpeech(Speech):
     def settle(self, delivered: Message, *, done: bool, requeue: bool = True) -> Ask:
         """A delivery message; it has no answer, but when a pong comes it has been read."""
         said = settlement(delivered, done=done, requeue=requeue)
-        return Ask(said, "pong", (Message(op="ping"),))
+        return Ask(said, "pong", (Message(op=Op.PING),))
 
     def make_queue(self, queue: str) -> Ask:
         """Make a queue as it is where nobody says how; refused where it is there."""
@@ -348,41 +348,41 @@ class TmqSpeech(Speech):
 
     def dequeue(self, queue: str, number: int, wait: float) -> Ask:
         """Server message 620, with the number as its payload (spec: tmq 6)."""
-        return self.control(Message(op="dequeue", address=queue, payload=b"%d" % number))
+        return self.control(Message(op=Op.DEQUEUE, address=queue, payload=b"%d" % number))
 
     def list_queues(self) -> Ask:
         """Server message 616."""
-        return self.control(Message(op="list"))
+        return self.control(Message(op=Op.LIST))
 
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
         match message.op:
-            case "publish":  # DE is the queue's wish for an acknowledgement (spec: tmq 5)
+            case Op.PUBLISH:  # DE is the queue's wish for an acknowledgement (spec: tmq 5)
                 return Heard(Sort.QUEUED if message.flags & Flag.ACK else Sort.DELIVERY)
-            case "direct":
+            case Op.DIRECT:
                 return Heard(Sort.DIRECT)
-            case "handshake":
+            case Op.HANDSHAKE:
                 return Heard(Sort.ANSWER, "handshake")
-            case "ok":
+            case Op.OK:
                 return Heard(Sort.ANSWER, "hello")
-            case "error":
+            case Op.ERROR:
                 return Heard(Sort.ANSWER, "hello", self._refused(message))
-            case "ack":
+            case Op.ACK:
                 return Heard(Sort.ANSWER, f"id:{message.id}")
-            case "reply":
+            case Op.REPLY:
                 refusal = self._refused(message) if message.content_type in self.REFUSALS else None
                 return Heard(Sort.ANSWER, f"id:{message.id}", refusal)
-            case "pong":
+            case Op.PONG:
                 return Heard(Sort.ANSWER, "pong")
-            case "ping":
+            case Op.PING:
                 return Heard(Sort.PING)
-            case "terminate":
+            case Op.TERMINATE:
                 return Heard(Sort.END)
         return Heard(Sort.OTHER)
 
     def farewell(self) -> Message | None:
         """Terminate (spec: tmq 12)."""
-        return Message(op="terminate")
+        return Message(op=Op.TERMINATE)
 
     def _refused(self, message: Message) -> RefusedError:
         other = "no_service" if message.id.startswith(self.REQUEST) else "busy"
@@ -406,7 +406,7 @@ class MfpSpeech(Speech):
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """A handshake as PUB or SUB; the connection-id has the token in it (spec: mfp 8)."""
         name = f"{client_id}:{token}" if token else client_id
-        yield self.control(Message(op="handshake", source=name, headers={"$connection": role}))
+        yield self.control(Message(op=Op.HANDSHAKE, source=name, headers={"$connection": role}))
 
     def publish(self, message: Message, ack: bool) -> Ask:
         """Publish, under a uid of our own; the encoder sets the topic first, where it changes."""
@@ -425,11 +425,11 @@ class MfpSpeech(Speech):
     def hear(self, message: Message) -> Heard:
         """What a message from the broker is."""
         match message.op:
-            case "publish":
+            case Op.PUBLISH:
                 return Heard(Sort.DELIVERY)
-            case "ok":
+            case Op.OK:
                 return Heard(Sort.ANSWER, f"id:{message.id}")
-            case "error":
+            case Op.ERROR:
                 refusal = RefusedError("bad_request", "the broker said FAIL; mfp has no reasons")
                 return Heard(Sort.ANSWER, f"id:{message.id}", refusal)
         return Heard(Sort.OTHER)
@@ -441,7 +441,7 @@ def settlement(delivered: Message, *, done: bool, requeue: bool = True) -> Messa
     It repeats the content type, where the dialect has one (spec: tmq 7).
     """
     return Message(
-        op="ack" if done else "nack",
+        op=Op.ACK if done else Op.NACK,
         address=delivered.address,
         id=delivered.id,
         content_type=delivered.content_type,

@@ -189,7 +189,9 @@ class Lines:
             if isinstance(answer, RefusedError) and answer.code != "closed":
                 if not inboxes:
                     continue
-                log.error("%s: %s is not possible any more: %s", line.place, ask.message.op, answer)
+                log.error(
+                    "%s: %s is not possible any more: %s", line.place, ask.message.op.label, answer
+                )
                 for inbox in inboxes:
                     inbox.end(answer)
             elif isinstance(answer, BaseException):

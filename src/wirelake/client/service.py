@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from wirelake.client.connection import Line
 from wirelake.client.inbox import Inbox
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.client.lines import Lines
@@ -89,7 +89,7 @@ class Service:
             if not isinstance(reply, Message):
                 reply = Message(payload=bytes(reply))
             said = Message(
-                op="reply",
+                op=Op.REPLY,
                 payload=reply.payload,
                 headers=reply.headers,
                 content_type=reply.content_type,

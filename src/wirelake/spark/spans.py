@@ -149,7 +149,7 @@ class State:
         if self.begun and (self.inclusive is not None or self.dialect.startswith("tmq")):
             # A first frame settles how lengths are read, and that no handshake comes any more.
             ping = FrameTable(1)
-            ping.fill([Message(op="ping")])
+            ping.fill([Message(op=Op.PING)])
             writer = encoder(self.dialect)
             writer.inclusive = bool(self.inclusive)
             made.finish(writer.encode(ping), FrameTable(1))

@@ -20,7 +20,7 @@ from typing import Any
 
 import cython
 
-from wirelake.message import OP_LABELS, Flag, Message, Op
+from wirelake.message import Flag, Message, Op
 
 if cython.compiled:
     from cython.cimports.wirelake.wire.octets import Octets, uint32
@@ -48,7 +48,7 @@ _COLUMNS = (
     "source_at", "source_len", "target_at", "target_len",
     "headers_at", "headers_len", "content_type", "priority", "ttl",
 )  # fmt: skip
-_OPS = {label: code for code, label in enumerate(OP_LABELS)}
+_OPS = list(Op)
 
 
 @cython.final
@@ -245,7 +245,7 @@ class FrameTable:
             flags=_FLAGS[self.flags[row] & _PUBLIC_FLAGS],
             timestamp=timestamp,
             dialect=self.dialect,
-            op=OP_LABELS[self.op[row]],
+            op=_OPS[self.op[row]],
         )
 
     def messages(self, timestamp: int = 0) -> Iterator[Message]:
@@ -264,7 +264,7 @@ class FrameTable:
             self.blank(row)
             self.frame_at[row] = self.frame_len[row] = 0
             self.sent[row] = 0
-            self.op[row] = _OPS.get(message.op, Op.UNKNOWN)
+            self.op[row] = message.op
             self.flags[row] = message.flags
             self.content_type[row] = message.content_type
             self.priority[row] = message.priority
