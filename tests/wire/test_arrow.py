@@ -34,6 +34,7 @@ def scanned(dialect: str, batch: list[Message]) -> FrameTable:
 def shown(message: Message) -> dict[str, Any]:
     """A message as a row of the log: without its token, which nobody may see."""
     row = {name: getattr(message, name) for name in FIELDS}
+    row["op"] = message.op.label
     row["headers"] = {k: v for k, v in message.headers.items() if k != "$token"}
     return row
 
