@@ -29,7 +29,7 @@ from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.cli.bench import describe
 from wirelake.cli.contenders import HOST, encode, own_broker
 from wirelake.cli.load import beside, end_by_signals, told
-from wirelake.client.dialects import speech
+from wirelake.client.speech import speech
 from wirelake.message import Message, Op
 
 DIALECT = "kobold-3"

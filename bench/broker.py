@@ -16,7 +16,7 @@ from wirelake.cli.bench import ASKING, Results, Task, measure, plan, start_peers
 from wirelake.cli.contenders import HOST, Wirelake, own_broker
 from wirelake.cli.load import Driver
 from wirelake.client.url import Place
-from wirelake.wire import DIALECTS
+from wirelake.dialects import DIALECTS
 
 SIZE = 128
 #: Enough for a first look: a short and a rich dialect, and what is translated between them.

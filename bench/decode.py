@@ -32,10 +32,11 @@ from pyspark.sql.types import StructType
 from bench.goals import HALF, UDF, WRITER, goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
+from wirelake.dialects.codec import encoder
 from wirelake.message import Message
 from wirelake.spark import session, table
 from wirelake.spark.decode import Capture, Options, Part, Place, decode, decoded, plan
-from wirelake.wire import FrameTable, encoder
+from wirelake.wire import FrameTable
 
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
 DIALECT = "tmq-1.01"

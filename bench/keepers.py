@@ -27,9 +27,9 @@ from bench.goals import WITHOUT_CAPTURE
 from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
 from wirelake.cli.contenders import Wirelake as Driver
 from wirelake.client.url import Place
+from wirelake.dialects.codec import encoder
 from wirelake.errors import EngineError
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import encoder
 
 PAYLOAD = (b'{"temperature": 21.5, "unit": "celsius"} ' * 4)[:128]
 DIALECT = "kobold-3"

@@ -31,11 +31,12 @@ from bench.results import Result as Row
 from wirelake.cli.bench import describe
 from wirelake.cli.contenders import HOST, Wirelake, encode, own_broker
 from wirelake.cli.load import Load, beside, end_by_signals, publish_rate, told
-from wirelake.client.dialects import speech
+from wirelake.client.speech import speech
 from wirelake.client.url import Place
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS, Feed
 
 MEBIBYTE = 1 << 20
 STREAM_DIALECT = "kobold-2"

@@ -6,7 +6,9 @@
 from pathlib import Path
 
 from wirelake import Message, Op
-from wirelake.wire import DIALECTS, FrameTable, encoder
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
+from wirelake.wire import FrameTable
 
 FOLDER = Path(__file__).parent / "captures"
 

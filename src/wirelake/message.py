@@ -111,6 +111,8 @@ class Message(Struct, frozen=True):
     timestamp: int = 0
     dialect: str = ""
     op: Op = Op.PUBLISH
+    #: How the connection that sent it knows its answer, where that is not the id; never in the log.
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)

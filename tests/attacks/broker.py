@@ -24,9 +24,10 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from wirelake.config import hash_token
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import ProtocolError
 from wirelake.message import Message, Op
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.wire import FrameTable
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.wire import FrameTable
 
 DIALECT_ROLES = {"mfp-1": "pub"}
 

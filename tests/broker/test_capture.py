@@ -10,10 +10,11 @@ import pytest
 
 from tests.broker.desk import Desk
 from wirelake.broker.node import Node
+from wirelake.dialects import DIALECTS
 from wirelake.engine.arrow_stream import decode
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import DIALECTS, FrameTable
+from wirelake.wire import FrameTable
 
 PARTITIONS = 4
 

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
+from wirelake.dialects import DIALECTS
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import CODES
 from wirelake.message import Flag, Limits, Message, Op
-from wirelake.wire import DIALECTS
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]

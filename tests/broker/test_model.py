@@ -8,8 +8,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.broker.desk import Client, Desk
 from wirelake.address import matches
+from wirelake.dialects import DIALECTS
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS
 
 ADDRESSES = st.sampled_from(["a", "b", "a/b", "a/b/c", "/a", "b/"])
 FILTERS = st.sampled_from(["a", "b", "+", "#", "a/+", "a/#", "+/b", "/+", "a/b/c", "b/"])
@@ -36,7 +36,7 @@ class Broker(RuleBasedStateMachine):
         self.models: list[Model] = []
         self.names = 0
 
-    @rule(target=clients, dialect=st.sampled_from(DIALECTS))
+    @rule(target=clients, dialect=st.sampled_from(list(DIALECTS)))
     def come(self, dialect: str) -> Model:
         self.names += 1
         model = Model(self.desk.client(dialect, f"client-{self.names}", "sub"))
@@ -56,7 +56,7 @@ class Broker(RuleBasedStateMachine):
             model.filters.remove(filter)
 
     @rule(
-        dialect=st.sampled_from(DIALECTS),
+        dialect=st.sampled_from(list(DIALECTS)),
         batch=st.lists(st.tuples(ADDRESSES, PAYLOADS), min_size=1, max_size=8),
         cut=st.integers(0, 200),
     )

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
 from wirelake.broker.queues import size_of
+from wirelake.dialects import DIALECTS
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import DIALECTS
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]

@@ -8,9 +8,9 @@ import pytest
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
+from wirelake.dialects import DIALECTS
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import DIALECTS
 
 ASKABLE = [d for d in DIALECTS if d != "mfp-1"]
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]

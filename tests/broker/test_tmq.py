@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker import tmq as tmq_session
 from wirelake.broker.rights import Rights, all_rights
+from wirelake.dialects.tmq import session as tmq_session
 from wirelake.engine.base import QueueSettings
 from wirelake.message import Flag, Message, Op
 
@@ -28,7 +28,7 @@ class LowClient(Client):
 
     def open(self, name: str, role: str, token: str) -> None:
         """The greeting, then Hello."""
-        self._encoder.little = True
+        self._encoder.set_variant("little")
         super().open(name, role, token)
 
 

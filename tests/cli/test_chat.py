@@ -15,8 +15,8 @@ import pytest
 import wirelake
 from wirelake.cli.chat.bots import names
 from wirelake.config import TokenSettings, hash_token
+from wirelake.dialects import DIALECTS
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS
 
 COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()", "chat"]
 PATIENCE = 60  # seconds; only a broken program needs them

@@ -14,9 +14,9 @@ import wirelake
 from wirelake.cli.chat.member import SPREAD_SEEN, LossHandler, Member, client_of
 from wirelake.cli.chat.room import Entry, Kind, Room, Tick
 from wirelake.cli.chat.session import Session
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
 from wirelake.testing import Broker, Proxy
-from wirelake.wire import DIALECTS
 
 HEARTBEAT = 0.5
 NO_ACK = "boson-text"

@@ -19,9 +19,9 @@ import wirelake
 from tests.cli.test_chat_screen import Terminal
 from tests.cli.test_up import Start, start
 from wirelake.cli.demo import places
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS
 
 __all__ = ["start"]  # a fixture
 

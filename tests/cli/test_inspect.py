@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS, FrameTable, encoder
+from wirelake.wire import FrameTable
 
 CODE = "from wirelake.cli import main; main()"
 
@@ -100,7 +102,7 @@ def test_a_little_endian_tmq_capture_is_read_once_hello_has_told() -> None:  # s
     table, writer = FrameTable(), encoder("tmq-1.01")
     published = Message("a/b", b"x" * 300, content_type=0x0102)
     table.fill([Message(op=Op.HANDSHAKE), Message(op=Op.HELLO), published])
-    writer.little = True
+    writer.set_variant("little")
     shown = inspect_json(bytes(writer.encode(table)))
     assert [m["op"] for m in shown] == ["handshake", "hello", "publish"]
     assert shown[2]["content_type"] == 0x0102

@@ -11,20 +11,19 @@ import pytest
 
 import wirelake
 from tests.client.brokers import Broker
-from wirelake.client.dialects import ABILITIES
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS
 
 
 def those_with(ability: str) -> list[str]:
     """The dialects that have something."""
-    return [dialect for dialect in DIALECTS if ability in ABILITIES[dialect]]
+    return [name for name, one in DIALECTS.items() if ability in one.abilities]
 
 
 def those_without(ability: str) -> list[str]:
     """The dialects that do not."""
-    return [dialect for dialect in DIALECTS if ability not in ABILITIES[dialect]]
+    return [name for name, one in DIALECTS.items() if ability not in one.abilities]
 
 
 PAYLOADS = [b"", b"hello", bytes(range(256)), "grüße".encode(), b"x" * 1000]

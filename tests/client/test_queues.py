@@ -13,8 +13,8 @@ from tests.client.brokers import Broker, Proxy
 from tests.client.test_client import those_with, those_without
 from tests.client.test_reconnect import through
 from wirelake.client import Client
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
-from wirelake.wire import DIALECTS
 
 ACKNOWLEDGING = those_with("nack")
 

@@ -10,8 +10,8 @@ import wirelake
 from tests.client.brokers import Broker, Proxy
 from tests.client.test_client import those_with
 from wirelake.client.client import Client
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError, WirelakeError
-from wirelake.wire import DIALECTS
 
 
 def through(proxy: Proxy, dialect: str, **options: object) -> Client:

@@ -12,8 +12,8 @@ import pytest
 import wirelake
 from tests.client.brokers import Broker, Proxy
 from wirelake.client.url import parse
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.wire import DIALECTS
 
 
 @pytest.mark.parametrize(

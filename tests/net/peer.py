@@ -6,9 +6,10 @@ import asyncio
 import ssl
 from collections.abc import Iterable
 
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.wire import FrameTable
 
 
 class Peer:

@@ -13,11 +13,11 @@ import pytest
 from tests.conftest import Certificates
 from tests.net.peer import Peer, close_all, succeeded
 from wirelake.config import Settings, TlsSettings, TokenSettings, hash_token, new_token
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Flag, Message, Op
 from wirelake.net.access import Access
 from wirelake.net.server import Server
-from wirelake.wire import DIALECTS
 
 SECRET, OTHER = new_token(), new_token()
 ALICE = TokenSettings(

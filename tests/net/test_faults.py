@@ -13,8 +13,8 @@ import wirelake
 from tests.net.peer import Peer, close_all
 from wirelake import testing
 from wirelake.client import Client
+from wirelake.dialects import DIALECTS
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS
 
 WITH_PING = [dialect for dialect in DIALECTS if dialect != "mfp-1"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -351,7 +351,7 @@ async def test_a_client_that_falls_silent_inside_a_frame_is_hung_up_on(
 async def test_a_silent_tmq_client_is_pinged_and_hung_up_on(
     broker: testing.Broker, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wirelake.broker.tmq.PING_AFTER", 0.5)
+    monkeypatch.setattr("wirelake.dialects.tmq.session.PING_AFTER", 0.5)
     with testing.Proxy(broker.url(dialect)) as proxy:
         async with bystanders(broker):  # the one who listens speaks TMQ, and answers
             peer = await Peer(dialect, "sleepy").open(proxy.port)

@@ -25,12 +25,12 @@ from wirelake.config import (
     TokenSettings,
     hash_token,
 )
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
 from wirelake.message import Flag, Message, Op
 from wirelake.net.connection import FULL_READS, READ, Connection
 from wirelake.net.server import Server
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS
 
 LOCAL = Settings(listen=("auto://127.0.0.1:0",))
 

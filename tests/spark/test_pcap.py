@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.spark.packets import START, Wire, pcap, pcapng
 from tests.wire.reading import write
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
 from wirelake.message import Message, Op
 from wirelake.spark.flows import Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap, traffic
 from wirelake.spark.spans import batches
-from wirelake.wire import DIALECTS
 from wirelake.wire.arrow import SCHEMA
 
 STEP = 1 << 20

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from tests.wire.reading import read, write
 from tests.wire.strategies import messages, publishes
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.message import Flag, Message, Op
-from wirelake.wire import DIALECTS, FrameTable, encoder, scanner
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA, from_arrow, to_arrow
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)

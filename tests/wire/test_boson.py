@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.wire.reading import read, single_bytes, write
+from wirelake.dialects.boson_text.codec import BosonTextScanner
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError
 from wirelake.message import Flag, Limits, Message, Op
-from wirelake.wire import FrameTable, encoder, scanner
-from wirelake.wire.boson_text import BosonTextScanner
+from wirelake.wire import FrameTable
 
 TEXT = "boson-text"
 BINARY = "boson-binary"

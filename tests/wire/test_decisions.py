@@ -10,10 +10,12 @@ import cbor2
 import pytest
 
 from tests.wire.reading import read, write
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import detect, encoder
+from wirelake.dialects.mfp.codec import MfpEncoder
 from wirelake.errors import ProtocolError
 from wirelake.message import Flag, Limits, Message, Op
-from wirelake.wire import DIALECTS, FrameTable, detect, encoder
-from wirelake.wire.mfp import MfpEncoder
+from wirelake.wire import FrameTable
 
 KOBOLD = ["kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -614,7 +616,9 @@ def test_a_header_with_a_reserved_name_is_dropped() -> None:  # decision 27
 def test_new_mfp_uids_are_a_seed_and_a_counter() -> None:  # decision 28
     table = FrameTable()
     table.fill([Message("t", b"1"), Message("t", b"2")])
-    data = bytes(MfpEncoder(client=False, uid_seed=b"8 octets").encode(table))
+    encode = MfpEncoder(client=False)
+    encode.prepare(b"8 octets", split=False)
+    data = bytes(encode.encode(table))
     first, second = read("mfp-1", [data]).messages
     assert bytes.fromhex(first.id)[:8] == bytes.fromhex(second.id)[:8] == b"8 octets"
     assert int(second.id[16:], 16) == int(first.id[16:], 16) + 1

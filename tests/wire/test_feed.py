@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from tests.wire.reading import cut, read, single_bytes, write
 from tests.wire.strategies import cuts, messages
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
 from wirelake.message import Message, Op
-from wirelake.wire import DIALECTS, Feed
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.wire.reading import chunks, cut, read, single_bytes, write
 from tests.wire.strategies import cuts, messages
 from tests.wire.vectors import load
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.message import Limits, Op
-from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
+from wirelake.wire import COMPILED, FrameTable
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 SMALL = Limits(message=3000, address=40, headers=300, sequence=3000)

@@ -13,10 +13,11 @@ import pytest
 from fuzz.native.build import compile_kernel
 from tests.broker.desk import Desk
 from tests.wire import faulty as plain
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
 from wirelake.message import Message, Op
 from wirelake.spark.spans import tables, whole
-from wirelake.wire import COMPILED, Feed, FrameTable
+from wirelake.wire import COMPILED, FrameTable
 
 MakeScanner = Callable[[], Any]
 

@@ -24,13 +24,10 @@ from typing import TypeAlias
 from msgspec import structs
 
 from wirelake.address import check_address, check_filter, check_topic, has_wildcard
-from wirelake.broker.boson_text import BosonTextSession
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
 from wirelake.broker.flow import Flow, Policy
 from wirelake.broker.guesses import Guesses
-from wirelake.broker.mfp import MfpSession
-from wirelake.broker.ops import KoboldSession, OpSession
 from wirelake.broker.queues import Queue, Queues
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.rights import Rights, all_rights
@@ -49,25 +46,14 @@ from wirelake.broker.session import Link, Session
 from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
 from wirelake.broker.subscriptions import FilterIndex
-from wirelake.broker.tmq import TmqSession
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Limits, Message
-from wirelake.wire import Encoder, FrameTable, encoder
-from wirelake.wire.mfp import MfpEncoder
+from wirelake.wire import Encoder, FrameTable
 
 log = logging.getLogger("wirelake.broker")
-
-SESSIONS: dict[str, type[Session]] = {
-    "boson-text": BosonTextSession,
-    "boson-binary": OpSession,
-    "mfp-1": MfpSession,
-    "kobold-1": KoboldSession,
-    "kobold-2": KoboldSession,
-    "kobold-3": KoboldSession,
-    "tmq-1.00": TmqSession,
-    "tmq-1.01": TmqSession,
-}
 
 #: Routes are forgotten beyond so many addresses: anybody can make up new ones.
 MAX_ROUTES = 200_000
@@ -143,7 +129,7 @@ class Node:
         self.all_rights: list[Rights] = [self.rights_of_strangers]
         self.succeeding_rights: Callable[[Rights], Rights | None] = lambda rights: rights
         self.guesses = Guesses()
-        self.unsettled: dict[KoboldSession, float] = {}
+        self.wake_at: dict[Session, float] = {}  # sessions that asked to be woken, and when
         self.now = 0.0  # the latest time that anybody told
         self.reading: Session | None = None  # the session whose read is being done
         self.epoch = epoch  # what is to be added to the broker's time for seconds since 1970
@@ -163,6 +149,7 @@ class Node:
         self._members = 0  # of all audiences
         self._many_members = MANY_MEMBERS
         self._encoders: dict[str, Encoder] = {}
+        self._encoder_options = (bytes(8), False)
         self.capture = Capture(self)
         self.services = Services(self)
         self.queues: Queues = Queues(self)
@@ -185,7 +172,8 @@ class Node:
 
     def session(self, link: Link, dialect: str, now: float) -> Session:
         """The session of a connection that turned out to speak a dialect."""
-        return SESSIONS[dialect](self, link, dialect, now)
+        made: Session = DIALECTS[dialect].load("session")(self, link, dialect, now)
+        return made
 
     def authenticate(self, session: Session, token: str) -> None:
         """Give a session the rights of a token; an id that it claimed with another one is free."""
@@ -659,16 +647,16 @@ class Node:
         count = end - start if rows is None else len(rows)
         first = True  # TMQ tells the first receiver from the others (spec: tmq 5)
         for form, members in forms.items():
-            told_apart = first and form.startswith("tmq") and len(members) > 1
-            frames = self.frames(session, form, table, start, end, rows, first=first)
-            first = first and not form.startswith("tmq")
+            frames = self.frames(session, form, table, start, end, rows)
+            marks = self.encoder(form).marks() if self._is_personal(form) else None
             for member in members:
+                own = frames
+                if marks is not None:
+                    own = member.own_frames(frames, marks, first=first)
+                    first = False
                 if frames and self.flow.admits(member, count, policy):
-                    member.write(frames, policy, session)
+                    member.write(own, policy, session)
                     self.counters["delivered"] += count
-                if told_apart:
-                    told_apart = False
-                    frames = self.frames(session, form, table, start, end, rows, first=False)
 
     def frames(
         self,
@@ -678,8 +666,6 @@ class Node:
         start: int,
         end: int,
         rows: array[int] | None,
-        *,
-        first: bool,
     ) -> bytes | memoryview:
         """The rows as a member of this form gets them: as they came, or translated."""
         as_it_came = table is session.table and form == session.form
@@ -694,7 +680,6 @@ class Node:
             rows = span(start, end)
         encode = self.encoder(form)
         encode.origin = session.client_id.encode()
-        encode.first = first
         frames = encode.encode(table, rows)
         for reason, count in encode.skipped.items():
             self.count_dropped(f"untranslatable_{reason}", count)
@@ -708,13 +693,18 @@ class Node:
         if form not in self._encoders:
             dialect, _, variant = form.partition("+")
             made = self._encoders[form] = encoder(dialect, client=False)
-            made.inclusive = variant == "inclusive"
-            made.little = variant == "little"
+            made.set_variant(variant)
+            seed, split = self._encoder_options
+            made.prepare(seed, split=split)
         return self._encoders[form]
 
-    def prepare_mfp(self, uid_seed: bytes, *, split: bool) -> None:
-        """Say how new mfp uids begin, and whether long messages are split (spec: mfp 6)."""
-        self._encoders["mfp-1"] = MfpEncoder(client=False, uid_seed=uid_seed, split=split)
+    def _is_personal(self, form: str) -> bool:
+        """Do frames of a form have fields that differ from receiver to receiver?"""
+        return DIALECTS[form.partition("+")[0]].per_receiver
+
+    def prepare_encoders(self, seed: bytes, *, split: bool) -> None:
+        """Say how new ids begin, and whether long messages are split (spec: mfp 6)."""
+        self._encoder_options = (seed, split)
 
     # One message at a time
 
@@ -753,10 +743,10 @@ class Node:
         self.queues.tick(now)
         self.flow.tick(now)
         self._tell_what_happened()
-        for session, due in list(self.unsettled.items()):
+        for session, due in list(self.wake_at.items()):
             if due <= now:
-                del self.unsettled[session]
-                session.settle()
+                del self.wake_at[session]
+                session.wake(now)
         if now - self._swept >= 1.0:
             self._swept = now
             for each in list(self.sessions):

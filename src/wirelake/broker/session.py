@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from wirelake.broker.flow import LARGE, Policy
 from wirelake.broker.route import plain_run
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Message, Op
-from wirelake.wire import FrameTable, encoder, scanner
+from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
     from array import array
@@ -216,6 +217,14 @@ class Session(ABC):
             self.link.pause()
             self.link.resume()
 
+    def use_variant(self, variant: str) -> None:
+        """Write frames for this client in a variant of the dialect, as it does itself."""
+        self.encoder.set_variant(variant)
+        self.form = f"{self.dialect}+{variant}" if variant else self.dialect
+
+    def wake(self, now: float) -> None:  # noqa: B027 - most dialects have nothing to do
+        """The time has come that this session asked for: see `Node.wake_at`."""
+
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""
         if error.answer:
@@ -245,6 +254,15 @@ class Session(ABC):
     ) -> bool:
         """May the frames of these rows go to others of this form byte for byte?"""
         return True
+
+    def own_frames(
+        self, frames: bytes | memoryview, marks: bytes, *, first: bool
+    ) -> bytes | memoryview:
+        """Return frames with this receiver's own fields at the marks, where the dialect has any.
+
+        `first` is true for the first of all receivers.
+        """
+        return frames
 
     def accepts_publishes(self) -> bool:
         """May plain publishes go straight to the node?"""

@@ -32,9 +32,9 @@ from wirelake.cli.load import Asker, Driver, Load, end_by_signals, publish_rate,
 from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token
 from wirelake.cli.show import wide_console
 from wirelake.client.url import Place, parse
-from wirelake.config import DEFAULT_PORTS
+from wirelake.dialects import DIALECTS, default_ports
 from wirelake.errors import ConfigError, EngineError, WirelakeError
-from wirelake.wire import COMPILED, DIALECTS
+from wirelake.wire import COMPILED
 
 #: Pairs of dialects that are measured beside each one alone.
 PAIRS = (("boson-text", "kobold-3"), ("kobold-3", "boson-text"), ("mfp-1", "tmq-1.01"))
@@ -163,7 +163,7 @@ def _places(url: str, dialects: list[str] | None, token: str) -> list[Place]:
     """
     scheme, slashes, rest = url.partition("://")
     name, plus, over = scheme.partition("+")
-    if name not in DEFAULT_PORTS:
+    if name not in default_ports():
         place = parse(url, token=token)
         if dialects and dialects != [place.dialect]:
             raise ConfigError("url", f"{place} is {place.dialect}; auto:// can be all of them")

@@ -21,11 +21,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wirelake.cli.load import SERVICE, Asker, Driver, Load
-from wirelake.client.dialects import ABILITIES, Ask, Heard, Speech, speech
+from wirelake.client.speech import Ask, Heard, Speech, can, speech
 from wirelake.client.url import Place
+from wirelake.dialects.codec import Feed
 from wirelake.errors import EngineError, RefusedError
 from wirelake.message import Message, Op
-from wirelake.wire import Encoder, Feed, FrameTable
+from wirelake.wire import Encoder, FrameTable
 
 HOST = "127.0.0.1"
 PATIENCE = 20.0
@@ -39,8 +40,8 @@ class Wirelake(Asker):
     def __init__(self, place: Place) -> None:
         self.name = place.dialect
         self.has_topics = place.dialect != "mfp-1"  # one at a time, set beforehand
-        self.has_requests = "request/reply" in ABILITIES[place.dialect]
-        self.has_services = "service" in ABILITIES[place.dialect]
+        self.has_requests = can(place.dialect, "request/reply")
+        self.has_services = can(place.dialect, "service")
         self.most = 1000 if place.dialect == "mfp-1" else 64 << 20
         self._place = place
 

@@ -27,9 +27,9 @@ from wirelake.cli.show import plain_table, wide_console, write_object
 from wirelake.cli.traffic import PATTERNS, Town
 from wirelake.cli.up import landing_lock, missing_for_spark
 from wirelake.client.url import parse
-from wirelake.config import DEFAULT_PORTS, Settings
+from wirelake.config import Settings
+from wirelake.dialects import AUTO_PORT, DIALECTS, default_ports
 from wirelake.errors import ConfigError, EngineError, WirelakeError
-from wirelake.wire import DIALECTS
 
 #: Seconds between two lines where there is no terminal, and between two looks.
 LINES, LOOK = 5.0, 0.25
@@ -115,14 +115,14 @@ def places(urls: list[str], token: str) -> dict[str, str]:
         scheme, separator, rest = url.partition("://")
         family, plus, over = scheme.partition("+")
         if family == "auto" and ":" not in rest.rpartition("@")[2] and "unix" not in over:
-            rest = f"{rest.rstrip('/')}:{DEFAULT_PORTS['auto']}"
+            rest = f"{rest.rstrip('/')}:{AUTO_PORT}"
         spoken = [
             name
             for name in DIALECTS
             if family in ("auto", name) or family == name.partition("-")[0]
         ]
         if not spoken:
-            known = ", ".join([*DEFAULT_PORTS, *DIALECTS])
+            known = ", ".join([*default_ports(), *DIALECTS])
             raise ConfigError(
                 "url", f"{family or url!r} is neither a listener nor a dialect: {known}"
             )

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from io import BufferedReader
 from typing import Annotated
 
+import click
 import typer
 from rich.markup import escape
 
 from wirelake.cli.show import as_object, details, plain_table, preview, printable, wide_console
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
 from wirelake.message import Message
-from wirelake.wire import DIALECTS, Dialect, Feed, FrameTable
+from wirelake.wire import FrameTable
 
 BLOCK = 256 << 10
 BAD_INPUT = 2
@@ -23,8 +26,11 @@ BAD_INPUT = 2
 def inspect(
     file: Annotated[str, typer.Argument(help="The capture; `-` reads standard input.")],
     dialect: Annotated[
-        Dialect | None,
-        typer.Option(help="What it is written in; without it, told from the first bytes."),
+        str | None,
+        typer.Option(
+            click_type=click.Choice(list(DIALECTS)),
+            help="What it is written in; without it, told from the first bytes.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line for each message.")

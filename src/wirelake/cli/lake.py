@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -23,8 +24,8 @@ from rich.progress import Progress
 from wirelake.address import check_filter
 from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token, fail
 from wirelake.cli.show import plain_table, printable, wide_console, write_object
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
-from wirelake.wire import Dialect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,8 +77,11 @@ def decode(
     ],
     table: Table,
     dialect: Annotated[
-        Dialect | None,
-        typer.Option(help="What is spoken; without it, told from the first bytes."),
+        str | None,
+        typer.Option(
+            click_type=click.Choice(list(DIALECTS)),
+            help="What is spoken; without it, told from the first bytes.",
+        ),
     ] = None,
     ports: Annotated[
         str,

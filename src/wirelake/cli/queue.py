@@ -29,7 +29,7 @@ from wirelake.cli.messages import (
 )
 from wirelake.cli.show import plain_table, printable, wide_console, write_message, write_object
 from wirelake.client import Client, Delivery
-from wirelake.client.dialects import can, require
+from wirelake.client.speech import can, require
 
 #: The end of the address of a queue's dead letters.
 DEAD = "/$dead"

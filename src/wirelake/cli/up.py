@@ -23,7 +23,8 @@ from wirelake.cli.board import Board, read_figures, told_by
 from wirelake.cli.group import Child
 from wirelake.cli.messages import Token, fail
 from wirelake.cli.serve import Insecure, Listen
-from wirelake.config import DEFAULT_HOST, DEFAULT_PORTS, Listener, Settings, read_settings
+from wirelake.config import DEFAULT_HOST, Listener, Settings, read_settings
+from wirelake.dialects import default_ports
 from wirelake.errors import EngineError, WirelakeError
 
 BROKER, PIPELINE = "broker", "pipeline"
@@ -331,7 +332,7 @@ def examples(places: list[str], http: str, table: Path) -> list[str]:
         for one in sorted(fitting, key=lambda one: one.family == "auto"):
             if one.path:
                 return f"{dialect}+unix://{one.path}"
-            if (one.host, one.port) == (DEFAULT_HOST, DEFAULT_PORTS[family]):
+            if (one.host, one.port) == (DEFAULT_HOST, default_ports()[family]):
                 return f"{dialect}://localhost"
             return str(one).replace(one.family, dialect, 1)
         return None

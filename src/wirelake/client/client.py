@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from wirelake.address import check_filter, check_topic
 from wirelake.client.connection import Settings
-from wirelake.client.dialects import require
 from wirelake.client.inbox import Arrivals, Inbox, Messages
 from wirelake.client.lines import Lines
 from wirelake.client.outgoing import (
@@ -38,10 +37,12 @@ from wirelake.client.outgoing import (
 )
 from wirelake.client.queue import Delivery, Queue
 from wirelake.client.service import Handler, Service
+from wirelake.client.speech import require
 from wirelake.client.store import Store
 from wirelake.client.stream import Stream
 from wirelake.client.subscriptions import Item
 from wirelake.client.url import parse
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.message import Limits, Message, Op
 from wirelake.wire import Encoder
@@ -284,7 +285,7 @@ class Client:
         """Send a request to a service; its reply, or RefusedError."""
         require(self.dialect, "request/reply")
         message = message_for(self.dialect, check_topic(address), payload, headers=headers)
-        if not self.dialect.startswith("tmq"):  # there a ttl counts hops
+        if not DIALECTS[self.dialect].ttl_in_hops:
             message = replace(message, ttl=max(1, int(timeout * 1000)))
         return await self._lines.line().ask(lambda speech: speech.request(message), timeout)
 
@@ -330,9 +331,9 @@ class Client:
 
 
 def _state(answer: Message, kind: type[S]) -> S:
-    """What the broker tells of itself: CBOR, but JSON where the dialect is text, and in TMQ."""
+    """What the broker tells of itself, as JSON or CBOR, whichever the dialect uses."""
     try:
-        if answer.dialect in ("kobold-1", "tmq-1.00", "tmq-1.01"):
+        if DIALECTS[answer.dialect].tells_json:
             state = json.loads(answer.payload)
         else:
             state = cbor2.loads(answer.payload)

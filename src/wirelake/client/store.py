@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from wirelake.address import check_filter, check_topic, has_wildcard
 from wirelake.client.connection import Line
-from wirelake.client.dialects import Ask, Sort, Speech
 from wirelake.client.inbox import Arrivals, Inbox
+from wirelake.client.speech import Ask, Sort, Speech
 from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message, Op
 

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from wirelake.client.connection import Line
-from wirelake.client.dialects import Ask, Speech
 from wirelake.client.inbox import Inbox, Listeners
+from wirelake.client.speech import Ask, Speech
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
 

@@ -29,6 +29,7 @@ from wirelake.broker.local import DIALECT, LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.broker.queues import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
+from wirelake.dialects.codec import Feed
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import CutOffError, as_json, require
@@ -36,7 +37,7 @@ from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
 from wirelake.http.rows import CHUNK, Rows
 from wirelake.message import Message
-from wirelake.wire import Feed, FrameTable
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import from_arrow
 
 #: How often a comment is sent on a silent event stream, so that either end sees the other live.

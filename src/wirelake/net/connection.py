@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, cast
 
 from wirelake.broker.budget import OVERHEAD
 from wirelake.broker.peers import Peers
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import detect
 from wirelake.errors import ProtocolError
 from wirelake.net.descriptors import Descriptors
-from wirelake.wire import detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +56,6 @@ TELL_EVERY = 10.0
 LINGER = 0.5
 #: For so long what was written last may take to go out, once a connection is to end (seconds).
 FLUSH = 10.0
-
-#: The families whose clients introduce themselves before anything else (spec: mfp 2, tmq 1).
-_WITH_HANDSHAKE = ("mfp", "tmq")
 
 log = logging.getLogger("wirelake.net")
 
@@ -498,7 +496,8 @@ class Connection(asyncio.BufferedProtocol):
         """What the client has begun and not finished, if so."""
         if self.session is None:
             return "handshake"
-        if not self.session.client_id and self.session.dialect.startswith(_WITH_HANDSHAKE):
+        introduces = DIALECTS[self.session.dialect].introduces_itself
+        if introduces and not self.session.client_id:
             return "handshake"
         return "frame" if self._rest is not None else ""
 

@@ -140,7 +140,7 @@ class Server:
         for queue in settings.queues:
             self._declare(queue)
         node.services.timeout = settings.request_timeout
-        node.prepare_mfp(os.urandom(8), split=settings.mfp.oversize == "split")
+        node.prepare_encoders(os.urandom(8), split=settings.mfp.oversize == "split")
         self._admit(access)
 
     def _declare(self, queue: QueueSettings) -> None:

@@ -27,6 +27,8 @@ from itertools import accumulate, islice
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import detect
 from wirelake.errors import ConfigError, ProtocolError
 from wirelake.spark import direct, table
 from wirelake.spark.append_only import AppendOnly
@@ -37,7 +39,6 @@ from wirelake.spark.pcap import is_pcap
 from wirelake.spark.rows import ERRORS, FOLDERS, ROWS, sift, with_folders
 from wirelake.spark.session import progress
 from wirelake.spark.spans import (
-    WITH_TOPIC,
     Index,
     Span,
     State,
@@ -48,7 +49,6 @@ from wirelake.spark.spans import (
     whole,
 )
 from wirelake.spark.storage import Storage
-from wirelake.wire import detect
 
 #: Bytes that one task decodes, about.
 STEP = 64 << 20
@@ -385,7 +385,7 @@ def look(capture: Capture, k: int, count: int, options: Options) -> Plan | Index
         with suppress(OSError, ProtocolError):  # `plan` says what is wrong
             data = contents(capture.path)
             dialect = None if is_pcap(data) else options.dialect or detect(data)
-            if dialect is not None and dialect not in WITH_TOPIC:
+            if dialect is not None and not DIALECTS[dialect].has_topic_frames:
                 dump = whole(data, options.time)
                 return index_stretch(dump, State(dialect), options.step, k, count)
     return plan(capture, options) if k == 0 else None

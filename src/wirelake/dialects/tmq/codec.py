@@ -33,6 +33,9 @@ else:
     from wirelake.wire.octets import Octets, is_utf8, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.dialects.dialect import NO
+from wirelake.dialects.tmq import codes
+from wirelake.errors import ProtocolError
 from wirelake.wire import codec
 
 #: The handshake of each dialect, and what a broker answers to any other.
@@ -40,16 +43,25 @@ GREETINGS = {"tmq-1.00": b"TMQ/1.00", "tmq-1.01": b"TMQ/1.01"}
 HIGHEST = b"TMQ/1.01"
 
 PING = bytes.fromhex("89ff000000000000")
+#: The bit that tells the first receiver of a message (FA), in a frame's first byte.
+FIRST = 0x80
+
 PONG = bytes.fromhex("8aff000000000000")
+
+#: The ops that tell the byte order: Hello, and the answer to it, as a table's column has them.
+_TELLING = tuple(int(op).to_bytes(4, "little") for op in (Op.HELLO, Op.OK))
 
 _HOPS = cython.declare(cython.int, 16)
 _MAX_HOPS = cython.declare(cython.int, 63)
 
 # The content types that tell the byte order, when they are read as big-endian.
-_HELLO = cython.declare(cython.int, 101)
-_ACCEPTED = cython.declare(cython.int, 202)
-_LITTLE_HELLO = cython.declare(cython.int, 101 << 8)
-_LITTLE_ACCEPTED = cython.declare(cython.int, 202 << 8)
+_HELLO = cython.declare(cython.int, codes.HELLO)
+_ACCEPTED = cython.declare(cython.int, codes.ACCEPTED)
+_LITTLE_HELLO = cython.declare(cython.int, codes.HELLO << 8)
+_LITTLE_ACCEPTED = cython.declare(cython.int, codes.ACCEPTED << 8)
+
+_FIRST_ADDRESS = cython.declare(cython.int, codes.WITH_ADDRESS.start)
+_LAST_ADDRESS = cython.declare(cython.int, codes.WITH_ADDRESS.stop - 1)
 
 _PING_TYPE = cython.declare(cython.int, 0x09)
 _PONG_TYPE = cython.declare(cython.int, 0x0A)
@@ -58,7 +70,7 @@ _CHANNEL_TYPE = cython.declare(cython.int, 0x11)
 _DELIVERY_TYPE = cython.declare(cython.int, 0x13)
 _RESPONSE_TYPE = cython.declare(cython.int, 0x14)
 
-_FA = cython.declare(cython.int, 0x80)
+_FA = cython.declare(cython.int, FIRST)
 _PR = cython.declare(cython.int, 0x40)
 _RS = cython.declare(cython.int, 0x80)
 _DE = cython.declare(cython.int, 0x40)
@@ -83,52 +95,10 @@ _SKIP_OP = cython.declare(cython.int, codec.SKIP_OP)
 _SKIP_ADDRESS = cython.declare(cython.int, codec.SKIP_ADDRESS)
 _SKIP_ID = cython.declare(cython.int, codec.SKIP_ID)
 
-# The op of each type, and of each content type of a server message.
-_OPS = {
-    0x00: Op.OTHER,
-    0x08: Op.TERMINATE,
-    0x09: Op.PING,
-    0x0A: Op.PONG,
-    0x10: Op.SERVER,
-    0x11: Op.PUBLISH,
-    0x12: Op.DIRECT,
-    0x13: Op.ACK,
-    0x14: Op.REPLY,
-    0x15: Op.REDIRECT,
-}
-_SERVER_OPS = {
-    101: Op.HELLO,
-    202: Op.OK,
-    400: Op.ERROR,
-    401: Op.ERROR,
-    404: Op.ERROR,
-    481: Op.ERROR,
-    482: Op.ERROR,
-    503: Op.ERROR,
-    601: Op.SUBSCRIBE,
-    602: Op.UNSUBSCRIBE,
-    610: Op.DECLARE,
-    611: Op.REMOVE,
-    616: Op.LIST,
-    620: Op.DEQUEUE,
-}
-# The way back. An error has many content types: its code tells which, 503 where there is no other.
-_TYPES = {
-    **{op: kind for kind, op in _OPS.items()},
-    **dict.fromkeys(_SERVER_OPS.values(), 0x10),
-    Op.NACK: 0x13,
-}
-_CONTENT_TYPES = {op: number for number, op in _SERVER_OPS.items() if op is not Op.ERROR}
-#: What the content type of a refusal stands for (spec: tmq 4).
-REFUSALS = {
-    "bad_request": 400,
-    "unauthorized": 401,
-    "not_found": 404,
-    "exists": 481,
-    "too_large": 482,
-}
-#: The content type of a refusal that has no other.
-OTHER_REFUSAL = 503
+_OPS = codes.OPS
+_SERVER_OPS = codes.SERVER_OPS
+_TYPES = codes.TYPES
+_CONTENT_TYPES = codes.CONTENT_TYPES
 
 
 @cython.cfunc
@@ -136,7 +106,7 @@ OTHER_REFUSAL = 503
 def _has_address(kind: cython.int, content_type: cython.int) -> cython.bint:
     """Is the target of such a frame an address?"""
     if kind == _SERVER_TYPE:
-        return 601 <= content_type <= 620
+        return _FIRST_ADDRESS <= content_type <= _LAST_ADDRESS
     return kind in (_CHANNEL_TYPE, _DELIVERY_TYPE)
 
 
@@ -189,11 +159,25 @@ class TmqScanner(Scanner):
         self.little = False
         self.told = self.grouped  # 1.00 has one order
 
-    def set_order(self, little: bool) -> None:
-        """Read numbers in this order, as a Hello told that this scanner has not seen."""
-        if little and self.grouped:
-            raise ValueError("TMQ 1.00 is big-endian")
-        self.little = little
+    def variant(self) -> str | None:
+        """`little` where numbers are little-endian; Hello tells, or the answer to it."""
+        if not self.told:
+            return None
+        return "little" if self.little else ""
+
+    def variant_before(self, table: FrameTable, row: int) -> str | None:
+        """Return the byte order that was told before a row."""
+        if self.grouped or not self.told:
+            return self.variant()
+        ops = memoryview(table.op)[:row].tobytes()
+        # Ops are small numbers, so these four bytes cannot be parts of two of them.
+        return self.variant() if any(op in ops for op in _TELLING) else None
+
+    def set_variant(self, variant: str) -> None:
+        """Read numbers in this byte order, as a Hello told that this scanner has not seen."""
+        if variant not in ("", "little") or (variant and self.grouped):
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+        self.little = variant == "little"
         self.told = True
 
     @cython.cfunc
@@ -212,7 +196,7 @@ class TmqScanner(Scanner):
         ahead: cython.int
         has_address: cython.bint
         row: cython.Py_ssize_t = table.count
-        if at == 0 and self.offset == 0 and self._greets(p, end):
+        if at == 0 and self.offset == 0 and not self.midway and self._greets(p, end):
             return self._handshake(p, end, table)
         if end - at < 8:
             self.need = 8
@@ -387,11 +371,22 @@ class TmqEncoder(Encoder):
 
     grouped: cython.bint
     begun: cython.bint
+    little: cython.bint
+    first = cython.declare(cython.bint, visibility="public")
 
     def __init__(self, dialect: str = "tmq-1.01", client: bool = True) -> None:
         Encoder.__init__(self, dialect, client)
         self.grouped = dialect == "tmq-1.00"
         self.begun = False  # something was written, so a handshake has no place any more
+        self.little = False
+        self.first = False  # what is delivered goes to its first receiver
+
+    def set_variant(self, variant: str) -> None:
+        """Write numbers big-endian, or little-endian (`little`, spec: tmq 2)."""
+        if variant not in ("", "little"):
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+        self.variant = variant
+        self.little = variant == "little"
 
     @cython.cfunc
     @cython.exceptval(-1, check=False)
@@ -459,6 +454,8 @@ class TmqEncoder(Encoder):
             return _SKIP_ID
         self.begun = True
 
+        if kind == _CHANNEL_TYPE and not self.client:
+            self.mark(out.size)  # for FA, which only the first receiver gets
         out.put_uint8(
             kind
             | (_FA if self._is_first(table, row, kind) else 0)
@@ -513,7 +510,7 @@ class TmqEncoder(Encoder):
             return _CONTENT_TYPES.get(op, content_type)
         if _SERVER_OPS.get(content_type) == _ERROR:
             return content_type
-        return REFUSALS.get(table.headers(row).get("$code", ""), OTHER_REFUSAL)
+        return codes.refusal(table.headers(row).get("$code", ""))
 
     @cython.cfunc
     def _put_size(self, size: cython.int) -> cython.int:
@@ -541,3 +538,16 @@ class TmqEncoder(Encoder):
         if self.little and not self.grouped:
             value = ((value & 255) << 8) | (value >> 8)
         return self.out.put_uint16(value)
+
+
+def detect(head: bytes) -> str | None:
+    """Tell TMQ, and which version, by its greeting; an unknown version is refused by name."""
+    if not head.startswith(b"TMQ"[: len(head)]):
+        return NO
+    if len(head) < 8:
+        return None
+    for dialect, greeting in GREETINGS.items():
+        if head.startswith(greeting):
+            return dialect
+    unknown = head[:8].decode("latin-1")
+    raise ProtocolError("tmq", 0, f"the version of {unknown!a} is not known", HIGHEST)

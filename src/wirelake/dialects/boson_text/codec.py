@@ -29,6 +29,7 @@ else:
     from wirelake.wire.octets import Octets, is_utf8, same, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.dialects.dialect import NO
 from wirelake.wire import codec
 
 #: Where a message without a topic goes, unless `$topic` said otherwise (decision 8).
@@ -645,3 +646,8 @@ class BosonTextEncoder(Encoder):
         self._put_head(table, row, len(head) + n)
         self.out.put_bytes(topic + b"|" + head)
         return table.put(self.out, table.payload_p, table.payload_at[row], n)
+
+
+def detect(head: bytes) -> str | None:
+    """Tell boson-text by a digit: a size."""
+    return "boson-text" if head[:1].isdigit() else NO

@@ -21,8 +21,10 @@ else:
     from wirelake.wire.octets import Octets, int16, is_utf8, same, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.dialects.boson_text import codec as boson_text
+from wirelake.dialects.boson_text.codec import DEFAULT_ADDRESS
+from wirelake.dialects.dialect import HEAD, NO
 from wirelake.wire import codec
-from wirelake.wire.boson_text import DEFAULT_ADDRESS
 from wirelake.wire.table import SECRET, UNREAD
 
 _ACK = cython.declare(cython.int, Flag.ACK)
@@ -529,3 +531,25 @@ class BosonBinaryEncoder(Encoder):
                 out.put_uint32(n)
                 out.put(p, key + k, n)
         return 0
+
+
+def detect(head: bytes) -> str | None:
+    """Tell boson-binary by its version, its size and the name of its first property."""
+    if head[0] != 0 or head[1:2] not in (b"", b"\x01", b"\x02"):
+        return NO
+    if len(head) < 6:
+        return None
+    if not 2 <= int.from_bytes(head[2:6], "big") <= Limits().message:
+        return NO
+    if len(head) < 8:
+        return None
+    size = int.from_bytes(head[6:8], "big")
+    seen = head[8 : 8 + size]
+    if not 1 <= size <= 255 or not all(0x20 <= octet < 0x7F for octet in seen):
+        return NO
+    return "boson-binary" if len(seen) == size or len(head) == HEAD else None
+
+
+def detect_in_family(head: bytes) -> str | None:
+    """Tell the two Boson dialects apart."""
+    return "boson-binary" if head[0] == 0 else boson_text.detect(head)

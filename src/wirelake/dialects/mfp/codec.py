@@ -28,12 +28,15 @@ else:
     from wirelake.wire.octets import Octets, is_utf8, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.dialects.dialect import HEAD, NO
 from wirelake.wire import codec
 
 #: The largest payload of a frame that is read at all, and the largest body that is published.
 MAX_FRAME = 64 << 10
 MAX_BODY = 1000
 MAX_OPTION = 128
+#: Bytes of a handshake at most, behind its length.
+_MAX_HANDSHAKE = 1002
 
 _MAX_FRAME = cython.declare(cython.int, MAX_FRAME)
 _LOW_HALF = cython.declare(cython.longlong, 0xFFFFFFFF)  # a literal would be an object
@@ -216,21 +219,19 @@ class MfpEncoder(Encoder):
     made: cython.longlong
     split: cython.bint
 
-    def __init__(
-        self,
-        dialect: str = "mfp-1",
-        client: bool = True,
-        *,
-        uid_seed: bytes = bytes(8),
-        split: bool = False,
-    ) -> None:
+    def __init__(self, dialect: str = "mfp-1", client: bool = True) -> None:
         Encoder.__init__(self, dialect, client)
-        if len(uid_seed) != 8:
-            raise ValueError("the seed of new uids is 8 bytes")
         self.topic = Octets(MAX_OPTION)
-        self.seed = uid_seed
+        self.seed = bytes(8)
         self.made = 0
-        self.split = split  # the setting `mfp.oversize = "split"`
+        self.split = False
+
+    def prepare(self, seed: bytes, *, split: bool) -> None:
+        """Let new uids begin with a seed; split bodies of over 1000 bytes (`mfp.oversize`)."""
+        if len(seed) != 8:
+            raise ValueError("the seed of new uids is 8 bytes")
+        self.seed = seed
+        self.split = split
 
     @cython.cfunc
     @cython.exceptval(-1, check=False)
@@ -378,3 +379,19 @@ class MfpEncoder(Encoder):
         self.out.put_bytes(self.seed)
         self.out.put_uint32(self.made >> 32)
         return self.out.put_uint32(self.made & _LOW_HALF)
+
+
+def detect(head: bytes) -> str | None:
+    """Tell mfp by its handshake."""
+    if head[0] != 0:
+        return NO
+    if len(head) >= 21 and int.from_bytes(head[17:21], "big") > _MAX_HANDSHAKE:
+        return NO
+    if head[21:22] not in (b"", b"\x01") or head[22:] not in (b"", b"\x00", b"\x01"):
+        return NO
+    return "mfp-1" if len(head) == HEAD else None
+
+
+def detect_in_family(head: bytes) -> str | None:
+    """There is one dialect: the scanner finds the faults."""
+    return "mfp-1"

@@ -163,6 +163,19 @@ class KoboldScanner(Scanner):
         self.few = array("i", [0]) * (2 * 16)
         self.many = set()
 
+    def variant(self) -> str | None:
+        """`inclusive` where lengths include themselves; the first frame tells."""
+        if not self.decided:
+            return None
+        return "inclusive" if self.inclusive else ""
+
+    def set_variant(self, variant: str) -> None:
+        """Read lengths that include themselves, or do not."""
+        if variant not in ("", "inclusive"):
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+        self.inclusive = variant == "inclusive"
+        self.decided = True
+
     def settle(self) -> None:
         """Nothing more has come: take an undecided first frame as it stands."""
         self.settled = True

@@ -6,6 +6,7 @@ from array import array
 
 from wirelake.broker.route import wants_ack
 from wirelake.broker.session import Session
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable
@@ -20,10 +21,8 @@ class MfpSession(Session):
 
     def pairs_with(self, other: Session) -> bool:
         """A PUB and a SUB of the same id are one client (spec: identity)."""
-        return isinstance(other, MfpSession) and {self.connection, other.connection} == {
-            "pub",
-            "sub",
-        }
+        roles = {self.connection, other.connection} if isinstance(other, MfpSession) else {}
+        return roles == set(DIALECTS[self.dialect].roles)
 
     def accepts_publishes(self) -> bool:
         """Only a PUB publishes, and only once it has set a topic."""
@@ -78,6 +77,6 @@ class MfpSession(Session):
     def refuse(self, message: Message, error: RefusedError) -> None:
         """FAIL, unless it is a message that wants no answer."""
         if message.op == Op.TOPIC:
-            self.scanner.set_topic(b"")  # type: ignore[attr-defined]  # mfp's has it
+            self.scanner.set_topic(b"")
         if not self.closed and (message.op != Op.PUBLISH or message.flags & Flag.ACK):
             self.send(Message(op=Op.ERROR, id=message.id))

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from wirelake.address import check_number
 from wirelake.broker import inventory
 from wirelake.config import Mode, QueueSettings
+from wirelake.dialects.tmq import codes
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from wirelake.broker.session import Session
 
 #: The content types of those that change what must survive.
-KEPT = (604, 612)
+KEPT = (codes.REMOVE_CHANNEL, codes.UPDATE_QUEUE)
 
 MODES: dict[str, Mode] = {
     "round-robin": "round-robin",
@@ -38,34 +39,34 @@ def ask(session: Session, message: Message, now: float) -> str:
     """Do what a server message asks for; return the text of the answer, or raise RefusedError."""
     node, name = session.node, message.address
     match message.content_type:
-        case 603:  # create a channel
+        case codes.CREATE_CHANNEL:
             node.check_publish(session, name)
             if name in node.queues:
                 raise RefusedError("exists", f"{name} is a queue already")
             return ""
-        case 604:  # remove a channel
+        case codes.REMOVE_CHANNEL:
             _require_admin(session)
             if name in node.queues:
                 node.queues.remove(name)
             elif node.topic_subscribers(name):
                 raise RefusedError("conflict", f"{name} is a topic that has subscribers")
             return ""
-        case 605:  # what is known of a channel
+        case codes.CHANNEL:
             return json.dumps(_channel(session, name, now))
-        case 606:  # all channels
+        case codes.CHANNELS:
             return json.dumps(_channels(session))
-        case 607:  # who consumes a channel
+        case codes.CONSUMERS:
             _require_admin(session)
             found = node.topic_subscribers(name)
             found += [one for one in node.sessions if name in one.consumes]
             return json.dumps([inventory.connection(one, now) for one in found])
-        case 612:  # change a queue
+        case codes.UPDATE_QUEUE:
             _update(session, message)
             return ""
-        case 615:  # what is known of a queue
+        case codes.QUEUE:
             _require(session, "subscribe", name)
             return json.dumps(inventory.queue(node.queues.get(name), now))
-        case 631:  # clients
+        case codes.CLIENTS:
             _require_admin(session)
             return json.dumps([one for one in inventory.connections(node, now) if one["id"]])
     raise RefusedError("bad_request", f"there is no server message {message.content_type}")
@@ -120,7 +121,9 @@ def _update(session: Session, message: Message) -> None:
     _require(session, "publish", name)
     _require(session, "subscribe", name)
     queue = session.node.queues.get(name)
-    wanted, is_queue = settings(message.payload, queue.settings, little=session.encoder.little)
+    wanted, is_queue = settings(
+        message.payload, queue.settings, little=session.encoder.variant == "little"
+    )
     if not is_queue:
         raise RefusedError("bad_request", "a queue cannot become a topic")
     if wanted != queue.settings:

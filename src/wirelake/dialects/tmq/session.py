@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wirelake.address import check_number, check_topic
-from wirelake.broker import tmq_server
 from wirelake.broker.flow import Policy
 from wirelake.broker.session import Session
-from wirelake.broker.tmq_server import header_lines
 from wirelake.config import QueueSettings
+from wirelake.dialects.tmq import codes, server
+from wirelake.dialects.tmq.codec import FIRST, TmqEncoder, TmqScanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable
-from wirelake.wire.tmq import OTHER_REFUSAL, REFUSALS, TmqScanner
+from wirelake.wire.codec import stamp_bits
 
 if TYPE_CHECKING:
     from array import array
@@ -32,10 +32,6 @@ MAX_UNANSWERED = 2
 ANSWERED = (Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.DECLARE, Op.REMOVE)
 #: The most messages that one pull may ask for.
 MOST_PULLED = 10**9 - 1
-#: Content types of answers: Hello alone is accepted, everything else is done (spec: tmq 4).
-ACCEPTED = 202
-DONE = 200
-NOT_FOUND = REFUSALS["not_found"]
 #: Notes on pulled messages are looked through when there are so many of them.
 MANY_PULLED = 1000
 
@@ -46,6 +42,7 @@ class TmqSession(Session):
     counts_hops = True
     accepted_by = Op.ACK
     scanner: TmqScanner
+    encoder: TmqEncoder
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         super().__init__(node, link, dialect, now)
@@ -64,15 +61,20 @@ class TmqSession(Session):
         """Never: the source, the hop count and the first-acquirer flag change (spec: tmq 5, 11)."""
         return False
 
+    def own_frames(
+        self, frames: bytes | memoryview, marks: bytes, *, first: bool
+    ) -> bytes | memoryview:
+        """Tell the first receiver that it is the first: FA (spec: tmq 5)."""
+        return stamp_bits(frames, marks, FIRST) if first and frames else frames
+
     def accepts_publishes(self) -> bool:
         """Not before the client is known, by Hello or as a stranger (spec: tmq 1)."""
         return bool(self.client_id)
 
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer in the byte order that Hello told."""
-        if message.op == Op.HELLO and self.scanner.little and not self.encoder.little:
-            self.encoder.little = True
-            self.form = f"{self.dialect}+little"
+        if message.op == Op.HELLO and self.scanner.variant() != self.encoder.variant:
+            self.use_variant(self.scanner.variant() or "")
             if self.filters:  # a Hello that comes late: routes know the form of subscribers
                 self.node.forget_routes()
         super().control(message, now)
@@ -111,7 +113,7 @@ class TmqSession(Session):
                 self.node.check_admin(self, message.address)
                 self.node.queues.remove(message.address)
             case Op.LIST:
-                self._answer(message, DONE, json.dumps(self.node.queue_states(self, now)))
+                self._answer(message, codes.DONE, json.dumps(self.node.queue_states(self, now)))
                 return
             case Op.DEQUEUE:
                 count = message.payload.decode(errors="replace").strip() or "1"
@@ -122,10 +124,10 @@ class TmqSession(Session):
             case Op.ACK | Op.NACK:
                 self._settle(message, now)
             case Op.SERVER:
-                text = tmq_server.ask(self, message, now)
-                kept = message.content_type in tmq_server.KEPT
+                text = server.ask(self, message, now)
+                kept = message.content_type in server.KEPT
                 if text or message.flags & Flag.RESPONSE:
-                    self.node.answer(lambda: self._answer(message, DONE, text), kept=kept)
+                    self.node.answer(lambda: self._answer(message, codes.DONE, text), kept=kept)
             case Op.TERMINATE:
                 self.close("terminated by the client")
             case Op.PING:
@@ -136,12 +138,12 @@ class TmqSession(Session):
                 raise RefusedError("bad_request", f"{message.op.label} is not for a broker")
         if message.flags & Flag.RESPONSE and message.op in ANSWERED:
             kept = message.op in (Op.DECLARE, Op.REMOVE)
-            self.node.answer(lambda: self._answer(message, DONE), kept=kept)
+            self.node.answer(lambda: self._answer(message, codes.DONE), kept=kept)
 
     def _declare(self, message: Message) -> None:
         """Create a queue (spec: tmq 4)."""
-        wanted, is_queue = tmq_server.settings(
-            message.payload, QueueSettings(message.address), little=self.encoder.little
+        wanted, is_queue = server.settings(
+            message.payload, QueueSettings(message.address), little=self.encoder.variant == "little"
         )
         may_know = self.rights.allows("publish", message.address)
         if may_know and message.address in self.node.queues:
@@ -222,9 +224,9 @@ class TmqSession(Session):
         """A response, if one is wanted; to published clients one without payload, if none came."""
         if request.op == Op.DEQUEUE:
             if request.flags & Flag.RESPONSE:
-                self._answer(request, DONE, str(taken))
+                self._answer(request, codes.DONE, str(taken))
         elif not taken:
-            self._answer(request, NOT_FOUND)
+            self._answer(request, codes.refusal("not_found"))
 
     def _greet(self, message: Message, now: float) -> bool:
         """The greeting, then Hello; is there something else to be done? (spec: tmq 1)"""
@@ -240,7 +242,7 @@ class TmqSession(Session):
                     raise RefusedError("unauthorized", "Hello comes first")
                 self.node.clients.name(self)
                 return True
-            fields = header_lines(message.payload)
+            fields = server.header_lines(message.payload)
             if token := fields.get("client-token", ""):
                 self.node.authenticate(self, token)
             if client_id := fields.get("client-id", ""):
@@ -254,7 +256,7 @@ class TmqSession(Session):
             Message(
                 op=Op.OK,
                 target=self.client_id,
-                content_type=ACCEPTED,
+                content_type=codes.ACCEPTED,
                 payload=b"Server: wirelake\r\n",
             )
         )
@@ -262,7 +264,7 @@ class TmqSession(Session):
 
     def _reject(self, message: Message, error: RefusedError) -> None:
         self.node.count_refused(error.code)
-        code = REFUSALS.get(error.code, OTHER_REFUSAL)
+        code = codes.refusal(error.code)
         self.send(Message(op=Op.ERROR, content_type=code, payload=error.text.encode()))
         self.close(str(error))
 
@@ -277,7 +279,7 @@ class TmqSession(Session):
         """The message inside, one hop older, for another receiver (spec: tmq 10)."""
         table = FrameTable(1)
         inner_scanner = TmqScanner(self.dialect, self.node.limits)
-        inner_scanner.set_order(self.encoder.little)
+        inner_scanner.set_variant(self.encoder.variant)
         try:
             used = inner_scanner.finish(message.payload, table)
         except ProtocolError as error:
@@ -306,7 +308,7 @@ class TmqSession(Session):
     def refuse(self, message: Message, error: RefusedError) -> None:
         """A response with the reason's content type, where one is wanted."""
         if message.flags & (Flag.RESPONSE | Flag.ACK):
-            self._answer(message, REFUSALS.get(error.code, OTHER_REFUSAL), error.text)
+            self._answer(message, codes.refusal(error.code), error.text)
 
     def _answer(self, message: Message, content_type: int, text: str = "") -> None:
         self.send(

@@ -21,8 +21,8 @@ else:
     from wirelake.wire.octets import Octets, find_crlf, find_name, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.dialects.kobold.scanner import KEYS, OPS
 from wirelake.wire import codec
-from wirelake.wire.kobold import KEYS, OPS
 from wirelake.wire.octets import pack_names
 
 _OP_NAMES = tuple(name.encode() for name in OPS)
@@ -43,11 +43,20 @@ class KoboldEncoder(Encoder):
 
     protocol: cython.int
     keys: cython.longlong[::1]
+    inclusive: cython.bint
 
     def __init__(self, dialect: str = "kobold-3", client: bool = True) -> None:
         Encoder.__init__(self, dialect, client)
         self.protocol = int(dialect.removeprefix("kobold-"))
         self.keys = pack_names(KEYS)
+        self.inclusive = False
+
+    def set_variant(self, variant: str) -> None:
+        """Write lengths that include themselves (`inclusive`), or do not (spec: kobold 1)."""
+        if variant not in ("", "inclusive"):
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+        self.variant = variant
+        self.inclusive = variant == "inclusive"
 
     @cython.cfunc
     @cython.exceptval(-1, check=False)

@@ -16,13 +16,10 @@ from wirelake.address import check_number, has_wildcard
 from wirelake.broker.flow import LARGE
 from wirelake.broker.session import Session
 from wirelake.broker.store import change
+from wirelake.dialects import DIALECTS
 from wirelake.engine.base import Entry
-from wirelake.errors import ProtocolError, RefusedError
+from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message, Op
-from wirelake.wire.kobold import KoboldScanner
-
-#: How long an undecided first frame of Kobold is waited on (decision 15), in seconds.
-SETTLE_AFTER = 0.2
 
 #: The largest parameter that is a number: messages, milliseconds, a revision.
 MOST = 10**9 - 1
@@ -212,7 +209,8 @@ class OpSession(Session):
             state = self.node.queue_states(self, now)
         else:
             raise RefusedError("not_found", f"there is no information about {message.address}")
-        payload = json.dumps(state).encode() if self.dialect == "kobold-1" else cbor2.dumps(state)
+        tells_json = DIALECTS[self.dialect].tells_json
+        payload = json.dumps(state).encode() if tells_json else cbor2.dumps(state)
         self.send(
             Message(op=Op.OK, id=message.id, correlation_id=message.correlation_id, payload=payload)
         )
@@ -221,32 +219,3 @@ class OpSession(Session):
 def _number(message: Message, name: str) -> int:
     """A parameter that is a number, 0 where it is absent."""
     return check_number(message.headers.get(name, "0"), name[1:], most=MOST)
-
-
-class KoboldSession(OpSession):
-    """OpSession with Kobold's two readings of a length."""
-
-    scanner: KoboldScanner
-
-    def receive(self, data: memoryview, now: float) -> int:
-        """Take what can be taken of these bytes; return how many."""
-        used = super().receive(data, now)
-        if self.scanner.undecided:
-            self.node.unsettled.setdefault(self, now + SETTLE_AFTER)
-        return used
-
-    def answer_fault(self, error: ProtocolError) -> None:
-        """ERR, as for anything else that cannot be done; its scanner makes no answers."""
-        self.refuse(Message(), RefusedError("bad_request", error.reason))
-
-    def settle(self) -> None:
-        """Nothing has followed an undecided first frame: take it as it stands."""
-        self.scanner.settle()
-        self.link.receive_again()
-
-    def control(self, message: Message, now: float) -> None:
-        """Do what one message asks for, and answer in kind."""
-        if self.scanner.inclusive and not self.encoder.inclusive:
-            self.encoder.inclusive = True
-            self.form = f"{self.dialect}+inclusive"
-        super().control(message, now)
