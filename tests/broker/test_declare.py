@@ -35,7 +35,7 @@ def wish(dialect: str, name: str) -> list[Message]:
         pull = Message(op=Op.DEQUEUE, address=name, payload=b"1", flags=Flag.RESPONSE, id="2")
         return [declare, pull]
     asking = Message(address=name, correlation_id="1", id="1")
-    return [replace(asking, op=op) for op in ("enqueue", "dequeue")]
+    return [replace(asking, op=op) for op in (Op.ENQUEUE, Op.DEQUEUE)]
 
 
 def code(client: Client) -> str:

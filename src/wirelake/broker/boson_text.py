@@ -72,7 +72,7 @@ class BosonTextSession(Session):
     def accept(self, message: Message) -> None:
         """`$ok`: the name of the control topic, a space, its content."""
         content = message.address if message.op != Op.AUTH else ""
-        self.send(Message(op=Op.OK, payload=f"${message.op} {content}".encode()))
+        self.send(Message(op=Op.OK, payload=f"${message.op.label} {content}".encode()))
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:
         """One `$error` for all of them (decision 42)."""
