@@ -20,18 +20,14 @@ the largest outboxes are emptied by disconnecting their clients, first those tha
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 from wirelake.address import matches
 from wirelake.broker.budget import Budget, Holder
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
-    from wirelake.message import Message
-
-Policy = Literal["disconnect", "drop", "pause"]
+from wirelake.broker.endpoint import Endpoint, Policy
+from wirelake.broker.vitals import Vitals
+from wirelake.message import Message
 
 OUTBOX = 8 << 20
 TOTAL = 256 << 20
@@ -50,7 +46,7 @@ class _Backlog:
     """A client whose outbox is full: who waits for it, and since when others do."""
 
     since: float | None = None
-    waiting: set[Session] = field(default_factory=set)
+    waiting: set[Endpoint] = field(default_factory=set)
     patient: bool = False  # some filter's policy is `pause`
     unwaited: bool = False  # something was sent by nobody who could wait
 
@@ -58,24 +54,21 @@ class _Backlog:
 class Flow:
     """The outboxes that are full, and those who wait for them or for the budget."""
 
-    def __init__(
-        self,
-        outbox: int = OUTBOX,
-        patience: float = PATIENCE,
-        window: float = WINDOW,
-        policies: dict[str, Policy] | None = None,
-        total: int = TOTAL,
-    ) -> None:
-        self.outbox = outbox
-        self.patience = patience
-        self.window = window
-        self.policies = dict(policies or {})
-        self.budget = Budget(total)
-        self.node: Node
-        self._full: dict[Session, _Backlog] = {}
-        self._waits: dict[Session, _Times] = {}  # for subscribers
-        self._stops: dict[Session, _Times] = {}  # of publishers
-        self._starved: dict[Session, int] = {}  # who waits for how much room in the budget
+    def __init__(self, vitals: Vitals, sessions: Collection[Endpoint]) -> None:
+        """`sessions` are all that there are, now and later."""
+        self.outbox = OUTBOX
+        self.patience = PATIENCE
+        self.window = WINDOW
+        self.policies: dict[str, Policy] = {}
+        self.budget = Budget(TOTAL)
+        #: The session whose read is being done: it waits for the outboxes that it fills.
+        self.reading: Endpoint | None = None
+        self._vitals = vitals
+        self._sessions = sessions
+        self._full: dict[Endpoint, _Backlog] = {}
+        self._waits: dict[Endpoint, _Times] = {}  # for subscribers
+        self._stops: dict[Endpoint, _Times] = {}  # of publishers
+        self._starved: dict[Endpoint, int] = {}  # who waits for how much room in the budget
         self._pressed: float | None = None  # since when somebody has waited for the budget
         self._moved: dict[int, int] = {}  # how much each outbox had sent by then, by its id
 
@@ -85,7 +78,7 @@ class Flow:
         return min(self.outbox, self._share()) if self.budget.is_exceeded else self.outbox
 
     def _share(self) -> int:
-        return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self.node.sessions)))
+        return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self._sessions)))
 
     def policy_of(self, address: str) -> Policy:
         """The policy of the first filter that matches an address."""
@@ -94,15 +87,15 @@ class Flow:
                 return policy
         return "disconnect"
 
-    def admits(self, member: Session, count: int, policy: Policy) -> bool:
+    def admits(self, member: Endpoint, count: int, policy: Policy) -> bool:
         """May `count` more messages be written to a subscriber?"""
         if policy != "drop" or member.outgoing <= self.limit:
             return True
-        self.node.count_dropped("slow_consumer", count)
+        self._vitals.count_dropped("slow_consumer", count)
         return False
 
     def overflowed(
-        self, member: Session, sender: Session | None, policy: Policy, now: float
+        self, member: Endpoint, sender: Endpoint | None, policy: Policy, now: float
     ) -> None:
         """An outbox is full: let whoever wrote to it wait, and its own client too."""
         if policy == "drop":
@@ -117,7 +110,7 @@ class Flow:
             sender.link.pause()
             self._stops.setdefault(sender, _Times()).begin(now)
 
-    def hold_own(self, member: Session, now: float) -> _Backlog:
+    def hold_own(self, member: Endpoint, now: float) -> _Backlog:
         """Read no more from a client while its outbox is full."""
         backlog = self._full.get(member)
         if backlog is None:
@@ -127,7 +120,7 @@ class Flow:
             member.link.pause()
         return backlog
 
-    def push(self, member: Session, message: Message, cause: Session | None, now: float) -> None:
+    def push(self, member: Endpoint, message: Message, cause: Endpoint | None, now: float) -> None:
         """Send what a client is told because of another's doing, who waits if it can.
 
         Where nobody can wait, the client is disconnected once its outbox has been full for as long
@@ -137,7 +130,7 @@ class Flow:
             cause = None
         if cause is None and member.outgoing > self.limit:
             if member.outgoing > 2 * self.limit:
-                self.node.slow_consumer(member, member.outgoing)
+                self._disconnect(member, member.outgoing)
                 return
             backlog = self.hold_own(member, now)
             backlog.unwaited = True
@@ -145,7 +138,7 @@ class Flow:
                 backlog.since = now
         member.send(message, "disconnect", cause)
 
-    def drained(self, member: Session, now: float) -> None:
+    def drained(self, member: Endpoint, now: float) -> None:
         """A client's outbox has room again."""
         if backlog := self._full.pop(member, None):
             if backlog.since is not None:
@@ -154,7 +147,7 @@ class Flow:
                 waits.end(now)
             self._let_go(member, backlog, now)
 
-    def _let_go(self, member: Session, backlog: _Backlog, now: float) -> None:
+    def _let_go(self, member: Endpoint, backlog: _Backlog, now: float) -> None:
         for sender in [member, *backlog.waiting]:
             sender.waits_for.discard(member)
             if not sender.waits_for and not sender.closed:
@@ -162,7 +155,7 @@ class Flow:
                     self._stops[sender].end(now)
                 sender.link.resume()
 
-    def left(self, session: Session, now: float) -> None:
+    def left(self, session: Endpoint, now: float) -> None:
         """A session has ended, whether it was waited for or waiting."""
         self._waits.pop(session, None)
         self._stops.pop(session, None)
@@ -181,7 +174,7 @@ class Flow:
             if member.outgoing <= self.limit // 2:
                 self.drained(member, now)
             elif not backlog.patient and self._is_too_slow(member, backlog, now):
-                self.node.slow_consumer(member, member.outgoing)
+                self._disconnect(member, member.outgoing)
         if not self._starved and not self.budget.is_exceeded:
             self._pressed = None
         elif self._pressed is None:
@@ -192,7 +185,7 @@ class Flow:
             self._evict()
         self.relieve()
 
-    def _is_too_slow(self, member: Session, backlog: _Backlog, now: float) -> bool:
+    def _is_too_slow(self, member: Endpoint, backlog: _Backlog, now: float) -> bool:
         """Have senders waited for it, or for it among others, for too long?"""
         since = now - self.window
         is_awaited = backlog.since is not None and (backlog.waiting or backlog.unwaited)
@@ -203,9 +196,18 @@ class Flow:
         most = self.patience
         return waited > most or (waited > most / 4 and max(stopped, default=0.0) > most)
 
+    def _disconnect(self, session: Endpoint, buffered: int, reason: str = "") -> None:
+        """Disconnect a client that others have waited for too long."""
+        session.lost("slow consumer")
+        session.link.abort()
+        self._vitals.counters["slow_consumers"] += 1
+        text = f"disconnected with {buffered} bytes unread"
+        text = f"{text}: {reason}" if reason else text
+        self._vitals.event("slow_consumer", repr(session), text)
+
     # The budget
 
-    def starve(self, session: Session, size: int) -> None:
+    def starve(self, session: Endpoint, size: int) -> None:
         """Read no more from a client, and answer it no more, until there is room for so much."""
         self._starved[session] = size
         session.waits_for.add(self.budget)
@@ -226,7 +228,7 @@ class Flow:
     def _evict(self) -> None:
         """Disconnect those with the largest outboxes, until there is room for who waits first."""
         wanted = next(iter(self._starved.values()), 0)
-        sessions = {id(session.link): session for session in self.node.sessions}
+        sessions = {id(session.link): session for session in self._sessions}
         share = self._share()
 
         def order(holder: Holder) -> tuple[bool, bool, int]:
@@ -242,7 +244,7 @@ class Flow:
                 continue
             if (session := sessions.get(id(holder))) is not None:
                 reason = f"all outboxes may hold {self.budget.most} bytes together (flow.total)"
-                self.node.slow_consumer(session, holder.buffered, reason)
+                self._disconnect(session, holder.buffered, reason)
             else:
                 holder.abort()
 

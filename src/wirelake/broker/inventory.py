@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from wirelake.broker.endpoint import Endpoint
     from wirelake.broker.node import Node
     from wirelake.broker.queues import Queue
     from wirelake.broker.rights import Rights
-    from wirelake.broker.session import Session
 
 
 def addresses(node: Node, rights: Rights) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def connections(node: Node, now: float) -> list[dict[str, Any]]:
     return [connection(session, now) for session in node.sessions]
 
 
-def connection(session: Session, now: float) -> dict[str, Any]:
+def connection(session: Endpoint, now: float) -> dict[str, Any]:
     """One connection, for those with the right `admin`."""
     return {
         "number": session.number,

@@ -20,20 +20,22 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import islice
 
 from msgspec.structs import replace
 
-from wirelake.address import MAX_ADDRESS, check_number, check_topic
+from wirelake.address import MAX_ADDRESS, check_address, check_number, check_topic
+from wirelake.broker.capture import Capture
 from wirelake.broker.deadlines import Deadlines
-from wirelake.engine.base import QueueSettings, Stored
+from wirelake.broker.endpoint import Endpoint
+from wirelake.broker.flow import Flow
+from wirelake.broker.quotas import Quotas
+from wirelake.broker.rights import Rights
+from wirelake.broker.topics import Topics
+from wirelake.broker.vitals import Vitals
+from wirelake.engine.base import Engine, QueueSettings, Stored
 from wirelake.errors import RefusedError
 from wirelake.message import NO_FLAGS, Flag, Message, Op
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.rights import Rights
-    from wirelake.broker.session import Session
 
 PREFETCH = 100
 DEAD = "/$dead"
@@ -58,6 +60,8 @@ MOST_IDS = 1_000_000
 QUEUES_AT_ONCE = 1_000
 #: Ids that are forgotten at once, since their time is up.
 FORGOTTEN_AT_ONCE = 1_000
+#: A list of queues on the wire has at most this many.
+LISTED = 1_000
 
 
 def size_of(message: Message) -> int:
@@ -73,7 +77,7 @@ def size_of(message: Message) -> int:
 class _Consumer:
     """A session that takes messages of one queue."""
 
-    session: Session
+    session: Endpoint
     prefetch: int
     held: dict[str, int] = field(default_factory=dict)  # sequences, by the id it knows them under
     pulls: dict[_Pull, None] = field(default_factory=dict)  # of this consumer, that wait
@@ -100,14 +104,18 @@ class _Pull:
 class Queue:
     """One queue: what is ready, who holds what, and who waits."""
 
-    def __init__(self, node: Node, settings: QueueSettings) -> None:
+    def __init__(self, queues: Queues, settings: QueueSettings) -> None:
         self._settings = settings
-        self._node = node
+        self._queues = queues
+        self._engine = engine = queues.engine
+        self._vitals = queues.vitals
+        self._capture = queues.capture
+        epoch = queues.vitals.epoch
         self._ready: list[tuple[int, int, Stored]] = []  # the urgent first, then by sequence
         self._later: list[tuple[float, int, Stored]] = []  # by when they are due
         self._held: dict[int, _Held] = {}
         self._deadlines: Deadlines[int] = Deadlines()  # of acknowledgements, by sequence
-        self._consumers: dict[Session, _Consumer] = {}
+        self._consumers: dict[Endpoint, _Consumer] = {}
         # Consumers that hold less than they may, in turn. Ordered dictionaries, here and below,
         # since the first of a plain one is found ever more slowly as others before it go.
         self._free: OrderedDict[_Consumer, None] = OrderedDict()
@@ -119,15 +127,15 @@ class Queue:
         self._recent: OrderedDict[str, float] = OrderedDict()  # ids taken, until when; oldest first
         self._next = 1
         self.bytes = 0
-        for stored in node.engine.stored(settings.name):
+        for stored in engine.stored(settings.name):
             self._next = max(self._next, stored.sequence + 1)
             self.bytes += size_of(stored.message)
-            heapq.heappush(self._later, (stored.due - node.epoch, stored.sequence, stored))
+            heapq.heappush(self._later, (stored.due - epoch, stored.sequence, stored))
             if stored.expires:
-                self._ends[stored.sequence] = stored.expires - node.epoch
-        self._next = max(self._next, node.engine.next_sequence(settings.name))
-        for identity, until in node.engine.remembered_ids(settings.name):
-            self._recent[identity] = until - node.epoch
+                self._ends[stored.sequence] = stored.expires - epoch
+        self._next = max(self._next, engine.next_sequence(settings.name))
+        for identity, until in engine.remembered_ids(settings.name):
+            self._recent[identity] = until - epoch
         self._schedule()
 
     @property
@@ -155,17 +163,26 @@ class Queue:
             "delayed": len(self._later),
             "bytes": self.bytes,
             "consumers": len(self._consumers),
-            "age": max(0.0, now + self._node.epoch - oldest / 1e6) if oldest else 0.0,
+            "age": max(0.0, now + self._vitals.epoch - oldest / 1e6) if oldest else 0.0,
         }
 
     # Producers
+
+    def take(self, session: Endpoint, message: Message, now: float) -> None:
+        """Keep a message that a session sent.
+
+        Raises RefusedError: `busy` where the queue is full or nothing can be kept now.
+        """
+        self._capture.check_disk()
+        lives = message.ttl / 1000 if message.ttl and not session.counts_hops else 0.0
+        self.put(message, now, producer=session, lives=lives)
 
     def put(
         self,
         message: Message,
         now: float,
         *,
-        producer: Session | None = None,
+        producer: Endpoint | None = None,
         lives: float = 0.0,
         dead: bool = False,
     ) -> None:
@@ -173,7 +190,7 @@ class Queue:
         identity = _identity(message, producer) if self.settings.dedup_window else ""
         if not dead:
             if self._was_taken(identity, now):
-                self._node.count_dropped("duplicate")
+                self._vitals.count_dropped("duplicate")
                 return
             self._check_room(size_of(message))
         due = 0.0
@@ -181,15 +198,15 @@ class Queue:
             due = now + check_number(delay, DELAY, most=MOST_DELAY) / 1000
         sequence = self._next
         self._next += 1
-        epoch, window = self._node.epoch, self.settings.dedup_window
+        epoch, window = self._vitals.epoch, self.settings.dedup_window
         if identity:
             self._recent.pop(identity, None)  # an old one may be there still, and comes last now
             self._recent[identity] = now + window
             if len(self._recent) > MOST_IDS:
                 self._recent.popitem(last=False)
-                self._node.counters["ids_forgotten"] += 1
+                self._vitals.counters["ids_forgotten"] += 1
             if producer is not None and producer.client_id:
-                self._node.engine.remember_id(self.settings.name, identity, now + window + epoch)
+                self._engine.remember_id(self.settings.name, identity, now + window + epoch)
         stored = Stored(
             self.settings.name,
             sequence,
@@ -199,18 +216,18 @@ class Queue:
                 id=message.id or f"q{sequence}",
                 source=message.source if producer is None else producer.client_id,
                 flags=message.flags & Flag.TEXT,  # mfp's type survives (spec: mfp 6)
-                timestamp=self._node.timestamp(now),
+                timestamp=self._vitals.timestamp(now),
             ),
             0,
             now + lives + epoch if lives else 0.0,
             due + epoch if due else 0.0,
         )
-        self._node.engine.put(stored)
+        self._engine.put(stored)
         if lives:
             self._ends[sequence] = now + lives
         self.bytes += size_of(stored.message)
-        if self._node.capture.active:
-            self._node.capture.add(replace(stored.message, op=Op.ENQUEUE), now)
+        if self._capture.active:
+            self._capture.add(replace(stored.message, op=Op.ENQUEUE), now)
         if due:
             heapq.heappush(self._later, (due, sequence, stored))
         else:
@@ -242,7 +259,7 @@ class Queue:
 
     # Consumers
 
-    def consume(self, session: Session, prefetch: int, now: float) -> None:
+    def consume(self, session: Endpoint, prefetch: int, now: float) -> None:
         """Let a session have messages as they come."""
         consumer = self._consumers.get(session)
         if consumer is None:
@@ -251,7 +268,7 @@ class Queue:
         self._note_room(consumer)
         self.dispatch(now)
 
-    def cancel(self, session: Session, now: float) -> None:
+    def cancel(self, session: Endpoint, now: float) -> None:
         """A session wants no more; what it holds goes to others."""
         consumer = self._consumers.pop(session, None)
         if consumer is None:
@@ -264,11 +281,13 @@ class Queue:
             self._give_back(consumer, self._held[sequence])
         self.dispatch(now)
 
-    def pull(self, session: Session, request: Message, count: int, wait: float, now: float) -> None:
+    def pull(
+        self, session: Endpoint, request: Message, count: int, wait: float, now: float
+    ) -> None:
         """Hand out up to `count` messages, waiting for them; the end is told."""
-        queues = self._node.queues
+        pulls = self._queues.pulls
         if wait:
-            self._node.quotas.check("pulls", queues.pulls.of(session), queues.pulls.total)
+            self._queues.quotas.check("pulls", pulls.of(session), pulls.total)
         consumer = self._consumers.get(session)
         if consumer is None:
             consumer = self._consumers[session] = _Consumer(session, 0)
@@ -276,12 +295,12 @@ class Queue:
         self._pulls[pull] = consumer.pulls[pull] = None
         if wait:
             self._pull_ends.set(pull, now + wait)
-        queues.pulls.add(session)
+        pulls.add(session)
         self.dispatch(now)
         if not wait and pull in self._pulls:
             self._end_pull(pull)
 
-    def ack(self, session: Session, identity: str, now: float) -> None:
+    def ack(self, session: Endpoint, identity: str, now: float) -> None:
         """A message is done."""
         held = self._held_by(session, identity)
         self._release(held)
@@ -289,7 +308,7 @@ class Queue:
         self._tell(Op.ACK, held.stored, session, now)
         self.dispatch(now)
 
-    def nack(self, session: Session, identity: str, now: float, *, requeue: bool = True) -> None:
+    def nack(self, session: Endpoint, identity: str, now: float, *, requeue: bool = True) -> None:
         """A message is not done: it goes to another, or to the dead letters."""
         held = self._held_by(session, identity)
         self._tell(Op.NACK, held.stored, session, now)
@@ -300,7 +319,7 @@ class Queue:
             self._bury(held.stored, "rejected", now)
         self.dispatch(now)
 
-    def holds(self, session: Session, identity: str) -> bool:
+    def holds(self, session: Endpoint, identity: str) -> bool:
         """Has this session a message of this id that it has not acknowledged?"""
         consumer = self._consumers.get(session)
         return consumer is not None and identity in consumer.held
@@ -308,9 +327,9 @@ class Queue:
     def change(self, settings: QueueSettings) -> None:
         """Give the queue other settings, and keep them."""
         self.settings = settings
-        self._node.engine.declare(settings)
+        self._engine.declare(settings)
 
-    def _held_by(self, session: Session, identity: str) -> _Held:
+    def _held_by(self, session: Endpoint, identity: str) -> _Held:
         consumer = self._consumers.get(session)
         if consumer is None or identity not in consumer.held:
             raise RefusedError("not_found", f"no message {identity} is held by this connection")
@@ -333,11 +352,11 @@ class Queue:
             self._deadlines.discard(held.stored.sequence)
             self._make_ready(held.stored)
 
-    def _tell(self, op: Op, stored: Stored, session: Session | None, now: float) -> None:
+    def _tell(self, op: Op, stored: Stored, session: Endpoint | None, now: float) -> None:
         """Let the log know what became of a message."""
-        if not self._node.capture.active:
+        if not self._capture.active:
             return
-        self._node.capture.add(
+        self._capture.add(
             Message(
                 op=op,
                 address=self.settings.name,
@@ -380,8 +399,8 @@ class Queue:
 
     def _wake_at(self, due: float) -> None:
         # Not before the next tick: what is done in this one may leave more to do.
-        self._wakes_at = max(due, self._node.now + SOON)
-        self._node.queues.wake.set(self, self._wakes_at)
+        self._wakes_at = max(due, self._vitals.now + SOON)
+        self._queues.wake.set(self, self._wakes_at)
 
     def _hand_out(self, now: float) -> None:
         while self._later and self._later[0][0] <= now:
@@ -425,7 +444,7 @@ class Queue:
 
     def _has_outbox(self, consumer: _Consumer) -> bool:
         """Has a consumer's outbox room for more?"""
-        return consumer.session.outgoing <= self._node.flow.limit
+        return consumer.session.outgoing <= self._queues.flow.limit
 
     def _note_room(self, consumer: _Consumer) -> None:
         """A consumer holds more or less than before, or may."""
@@ -455,9 +474,9 @@ class Queue:
             flags = first | message.flags if message.flags else first
             delivery = replace(message, op=Op.DELIVER, id=identity, flags=flags, headers=headers)
             if not taker.session.send(delivery):
-                self._node.count_dropped("undeliverable")
+                self._vitals.count_dropped("undeliverable")
                 continue
-            self._node.counters["delivered"] += 1
+            self._vitals.counters["delivered"] += 1
             self._tell(Op.DELIVER, stored, taker.session, now)
             if pull is not None:
                 pull.left -= 1
@@ -475,7 +494,7 @@ class Queue:
                 self._release(held)
             self._done(stored)
         elif held.holders:
-            self._node.engine.count_attempt(stored)
+            self._engine.count_attempt(stored)
             self._deadlines.set(stored.sequence, now + self.settings.ack_timeout)
         else:
             self._bury(stored, "undeliverable", now)
@@ -490,22 +509,22 @@ class Queue:
     def _remove_pull(self, pull: _Pull) -> None:
         del self._pulls[pull], pull.consumer.pulls[pull]
         self._pull_ends.discard(pull)
-        self._node.queues.pulls.remove(pull.consumer.session)
+        self._queues.pulls.remove(pull.consumer.session)
 
     # The end of a message
 
     def _done(self, stored: Stored) -> None:
         self.bytes -= size_of(stored.message)
         self._ends.pop(stored.sequence, None)
-        self._node.engine.drop(self.settings.name, stored.sequence)
+        self._engine.drop(self.settings.name, stored.sequence)
 
     def _bury(self, stored: Stored, reason: str, now: float) -> None:
         """Move a message to the dead letters, or drop it where it is one already."""
-        self._node.count_dropped(reason.replace(" ", "_"))
+        self._vitals.count_dropped(reason.replace(" ", "_"))
         headers = {**stored.message.headers, REASON: reason}
-        self._node.capture.add(replace(stored.message, op=Op.DEAD, headers=headers), now)
+        self._capture.add(replace(stored.message, op=Op.DEAD, headers=headers), now)
         if not self.settings.name.endswith(DEAD):
-            dead = self._node.queues.open(self.settings.name + DEAD)
+            dead = self._queues.open(self.settings.name + DEAD)
             dead.put(replace(stored.message, headers=headers), now, dead=True)
         self._done(stored)  # last: rather twice than never
 
@@ -514,14 +533,14 @@ class Queue:
             self._bury(stored, "expired", now)
         else:
             self._done(stored)
-            self._node.count_dropped("expired")
+            self._vitals.count_dropped("expired")
 
     def tick(self, now: float) -> None:
         """Take back what was not acknowledged in time, and end the pulls that have waited."""
         self._wakes_at = float("inf")
         try:
             for sequence in self._deadlines.due(now):
-                self._node.counters["redelivered"] += 1
+                self._vitals.counters["redelivered"] += 1
                 held = self._held[sequence]
                 for consumer in list(held.holders):
                     self._give_back(consumer, held)
@@ -545,7 +564,7 @@ class Queue:
         self._later.clear()
         for stored in thrown:
             self._done(stored)
-        self._node.count_dropped("purged", len(thrown))
+        self._vitals.count_dropped("purged", len(thrown))
         return len(thrown)
 
     def move_to(self, other: Queue, count: int, now: float) -> int:
@@ -558,7 +577,7 @@ class Queue:
         return len(moved)
 
 
-def _identity(message: Message, producer: Session | None) -> str:
+def _identity(message: Message, producer: Endpoint | None) -> str:
     """Return what tells a producer's message from all others, empty where nothing does.
 
     A producer is a token entry and a client id, so that nobody makes another's message a duplicate;
@@ -575,18 +594,18 @@ class _Pulls:
 
     def __init__(self) -> None:
         self.total = 0
-        self._by_session: Counter[Session] = Counter()
+        self._by_session: Counter[Endpoint] = Counter()
 
-    def of(self, session: Session) -> int:
+    def of(self, session: Endpoint) -> int:
         """How many pulls of a session wait."""
         return self._by_session[session]
 
-    def add(self, session: Session) -> None:
+    def add(self, session: Endpoint) -> None:
         """One more waits."""
         self._by_session[session] += 1
         self.total += 1
 
-    def remove(self, session: Session) -> None:
+    def remove(self, session: Endpoint) -> None:
         """One has ended."""
         self._by_session[session] -= 1
         self.total -= 1
@@ -597,13 +616,26 @@ class _Pulls:
 class Queues:
     """All queues, by address."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        engine: Engine,
+        vitals: Vitals,
+        quotas: Quotas,
+        capture: Capture,
+        flow: Flow,
+        topics: Topics,
+    ) -> None:
+        self.engine = engine
+        self.vitals = vitals
+        self.quotas = quotas
+        self.capture = capture
+        self.flow = flow
+        self._topics = topics
         self.pulls = _Pulls()
         self.wake: Deadlines[Queue] = Deadlines()  # when the clock has something to do in each
-        node.queues = self  # queues that are made here refer to it
-        self._queues = {s.name: Queue(node, s) for s in node.engine.queues()}
+        self._queues = {s.name: Queue(self, s) for s in engine.queues()}
         self._ticked = 0.0
+        topics.inboxes = self
 
     def __contains__(self, name: str) -> bool:
         """Is this the address of a queue, or of the dead letters of one?"""
@@ -631,8 +663,55 @@ class Queues:
         return len(self._queues)
 
     def all(self) -> Iterable[Queue]:
-        """Every queue."""
+        """Return every queue."""
         return self._queues.values()
+
+    def states(self, session: Endpoint, now: float) -> list[dict[str, object]]:
+        """Return the states of the queues that a session may consume, the first thousand."""
+        session.rights.check_not_empty()
+        states = (
+            queue.state(now)
+            for queue in self.all()
+            if session.rights.allows("subscribe", queue.settings.name)
+        )
+        listed = list(islice(states, LISTED))
+        self.vitals.work += len(listed) // 2
+        return listed
+
+    # What sessions do with a queue that they name
+
+    def enqueue(self, session: Endpoint, message: Message, now: float) -> None:
+        """Put one message into the queue that it names, which is declared if need be."""
+        if not session.rights.allows("publish", check_address(message.address)):
+            raise RefusedError("unauthorized", f"no right to publish to {message.address}")
+        self._named(session, message.address).take(session, message, now)
+
+    def to_consume(self, session: Endpoint, name: str) -> Queue:
+        """Return a queue that a session may take messages from; it is declared if need be."""
+        self._check_consumer(session, name)
+        self._topics.check_quota(session, name)
+        queue = self._named(session, name)
+        session.consumes[name] = None
+        return queue
+
+    def consumed(self, session: Endpoint, name: str) -> Queue:
+        """Return the queue whose message a session acknowledges.
+
+        Who may not consume it does not learn whether there is such a queue.
+        """
+        self._check_consumer(session, name)
+        return self.get(name)
+
+    def _check_consumer(self, session: Endpoint, name: str) -> None:
+        if not session.rights.allows("subscribe", check_address(name)):
+            raise RefusedError("unauthorized", f"no right to consume {name}")
+
+    def _named(self, session: Endpoint, name: str) -> Queue:
+        if name in self:
+            return self.open(name)
+        return self.declare(QueueSettings(name), session.rights, implied=True)
+
+    # Declaring
 
     def declare(
         self, settings: QueueSettings, rights: Rights | None = None, *, implied: bool = False
@@ -649,14 +728,14 @@ class Queues:
             return self.open(name)
         check_topic(name)
         self.check_right(name, rights)
-        self._node.quotas.check_levels(name)
-        self._node.quotas.check_all("queues", len(self._queues))
+        self.quotas.check_levels(name)
+        self.quotas.check_all("queues", len(self._queues))
         if len(name.encode()) > MAX_NAME:
             text = f"a queue's name has at most {MAX_NAME} bytes, to leave room for {DEAD}"
             raise RefusedError("bad_request", text)
         self._check_subscribers(name, rights, implied=implied)
         queue = self._make(settings)
-        if self._node.topic_subscribers(name + DEAD):
+        if self._topics.subscribers(name + DEAD):
             self.open(name + DEAD)  # from now on they consume it
         return queue
 
@@ -668,7 +747,7 @@ class Queues:
 
     def _check_subscribers(self, name: str, rights: Rights | None, *, implied: bool) -> None:
         """Refuse to divert a topic from those who listen to it (spec: a topic or a queue)."""
-        subscribers = self._node.topic_subscribers(name)
+        subscribers = self._topics.subscribers(name)
         if any(name in session.filters for session in subscribers):
             raise RefusedError("conflict", f"{name} is a topic that has subscribers")
         if subscribers and implied and rights is not None and not rights.may_declare:
@@ -677,20 +756,19 @@ class Queues:
 
     def _make(self, settings: QueueSettings) -> Queue:
         name = settings.name
-        self._node.engine.declare(settings)
-        self._queues[name] = queue = Queue(self._node, settings)
-        self._node.forget_routes(name)
-        self._node.turn_into_consumers(name, queue)
+        self.engine.declare(settings)
+        self._queues[name] = queue = Queue(self, settings)
+        self._topics.turn_into_queue(name, queue)
         return queue
 
     def remove(self, name: str) -> None:
         """Remove a queue with all that is in it."""
         self.wake.discard(self.get(name))
         del self._queues[name]
-        self._node.engine.remove(name)
-        self._node.forget_routes(name)
+        self.engine.remove(name)
+        self._topics.forget(name)
 
-    def left(self, session: Session, now: float) -> None:
+    def left(self, session: Endpoint, now: float) -> None:
         """A session has ended: what it holds goes to others."""
         for name in session.consumes:
             if name in self._queues:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from wirelake.broker.route import Routes
+from wirelake.errors import RefusedError
 
 
 def covers(allowed: str, wanted: str) -> bool:
@@ -27,7 +26,7 @@ def covers(allowed: str, wanted: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Rights:
-    """What the holders of one token may do; they also share one table of routes."""
+    """What the holders of one token may do."""
 
     name: str
     publish: tuple[str, ...] = ()
@@ -39,7 +38,6 @@ class Rights:
     admin: bool = False
     key: str = ""  # the hash of the token; empty for those without one
     is_open: bool = False  # everybody's, where no tokens are configured
-    routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
 
     @property
     def may_declare(self) -> bool:
@@ -56,6 +54,16 @@ class Rights:
         """May they do this kind of thing to an address, or to all that a filter matches?"""
         allowed: tuple[str, ...] = getattr(self, kind)
         return any(one == "#" or covers(one, filter) for one in allowed)
+
+    def check_not_empty(self) -> None:
+        """Raise RefusedError where they allow nothing: who has none learns nothing either."""
+        if self.is_empty:
+            raise RefusedError("unauthorized", "no right to know this")
+
+    def check_removal(self, name: str) -> None:
+        """Raise RefusedError where they do not allow to remove what others use."""
+        if not self.admin:
+            raise RefusedError("unauthorized", f"no right to remove {name}")
 
 
 def all_rights(name: str = "everyone") -> Rights:

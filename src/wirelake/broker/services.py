@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from wirelake.address import check_address
+from wirelake.broker.capture import Capture
 from wirelake.broker.deadlines import Deadlines
+from wirelake.broker.endpoint import Endpoint
+from wirelake.broker.quotas import Quotas
+from wirelake.broker.vitals import Vitals
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
 
 #: How long a request without a ttl may take, in seconds.
 TIMEOUT = 30.0
@@ -32,8 +31,8 @@ class _Open:
     """A request on its way."""
 
     request: Message
-    requester: Session
-    service: Session
+    requester: Endpoint
+    service: Endpoint
 
 
 @dataclass(eq=False, slots=True)
@@ -48,11 +47,13 @@ class _Share:
 class Services:
     """Who serves what, and the requests that have no reply yet."""
 
-    def __init__(self, node: Node, timeout: float = TIMEOUT) -> None:
-        self._node = node
-        self.timeout = timeout
-        self._servers: dict[str, OrderedDict[Session, None]] = {}  # the next one first
-        self._shares: dict[Session, _Share] = {}
+    def __init__(self, vitals: Vitals, quotas: Quotas, capture: Capture) -> None:
+        self._vitals = vitals
+        self._quotas = quotas
+        self._capture = capture
+        self.timeout = TIMEOUT
+        self._servers: dict[str, OrderedDict[Endpoint, None]] = {}  # the next one first
+        self._shares: dict[Endpoint, _Share] = {}
         self._served = 0  # sum of the addresses that each session serves
         self._open: dict[str, _Open] = {}
         self._deadlines: Deadlines[str] = Deadlines()
@@ -69,20 +70,20 @@ class Services:
         """Is a request with this number of ours waiting for its reply?"""
         return number in self._open
 
-    def serve(self, session: Session, address: str) -> None:
+    def serve(self, session: Endpoint, address: str) -> None:
         """Let a session answer the requests to an address."""
         check_address(address)
         if not session.rights.allows("serve", address):
             raise RefusedError("unauthorized", f"no right to serve {address}")
-        self._node.quotas.check_levels(address)
+        self._quotas.check_levels(address)
         mine = self._share(session).serves
         if address not in mine:
-            self._node.quotas.check("services", len(mine), self._served)
+            self._quotas.check("services", len(mine), self._served)
             self._servers.setdefault(address, OrderedDict())[session] = None
             mine[address] = None
             self._served += 1
 
-    def unserve(self, session: Session, address: str) -> None:
+    def unserve(self, session: Endpoint, address: str) -> None:
         """Take that back; an empty address takes all of them."""
         mine = self._share(session).serves
         if address and address not in mine:
@@ -94,19 +95,19 @@ class Services:
             if not self._servers[name]:
                 del self._servers[name]
 
-    def _share(self, session: Session) -> _Share:
+    def _share(self, session: Endpoint) -> _Share:
         share = self._shares.get(session)
         if share is None:
             share = self._shares[session] = _Share()
         return share
 
-    def request(self, session: Session, request: Message, now: float) -> None:
+    def request(self, session: Endpoint, request: Message, now: float) -> None:
         """Pass a request on to the next of those that serve its address."""
         if not session.rights.allows("publish", check_address(request.address)):
             # The same text as for a topic: nobody learns whether this is served.
             raise RefusedError("unauthorized", "no right to publish to this address")
         asked = self._share(session).asked
-        self._node.quotas.check("requests", len(asked), len(self._open))
+        self._quotas.check("requests", len(asked), len(self._open))
         servers = self._servers.get(request.address, OrderedDict())
         for _ in range(len(servers)):
             service = next(iter(servers))
@@ -120,7 +121,7 @@ class Services:
             self._open[number] = _Open(kept, session, service)
             asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
-                self._node.capture.add(passed, now)
+                self._capture.add(passed, now)
                 wait = request.ttl / 1000 if request.ttl and not session.counts_hops else None
                 deadline = now + (self.timeout if wait is None else wait)
                 self._deadlines.set(number, deadline)
@@ -137,11 +138,11 @@ class Services:
                 getattr(self._shares[session], kind).pop(number, None)
         return found
 
-    def reply(self, session: Session, reply: Message, now: float) -> None:
+    def reply(self, session: Endpoint, reply: Message, now: float) -> None:
         """Pass a reply back to whoever asked; one that is late or made up is dropped."""
         found = self._open.get(reply.correlation_id)
         if found is None or found.service is not session:
-            self._node.count_dropped("late_reply")
+            self._vitals.count_dropped("late_reply")
             return
         self._close(reply.correlation_id)
         passed = replace(
@@ -154,10 +155,10 @@ class Services:
             headers={k: v for k, v in reply.headers.items() if not k.startswith("$")},
         )
         # In the log both have the broker's own number, which nobody else uses.
-        self._node.capture.add(passed, now)
+        self._capture.add(passed, now)
         found.requester.send(replace(passed, correlation_id=found.request.correlation_id))
 
-    def left(self, session: Session, now: float) -> None:
+    def left(self, session: Endpoint, now: float) -> None:
         """A session has ended: what it serves is free, and its open requests have failed."""
         if session not in self._shares:
             return
@@ -176,7 +177,7 @@ class Services:
 
     def _fail(self, number: str, error: RefusedError, now: float) -> None:
         found = self._close(number)
-        self._node.capture.add(
+        self._capture.add(
             Message(
                 op=Op.ERROR,
                 address=found.request.address,
@@ -187,6 +188,6 @@ class Services:
             ),
             now,
         )
-        self._node.count_refused(error.code)
+        self._vitals.count_refused(error.code)
         if not found.requester.closed:
             found.requester.refuse(found.request, error)
