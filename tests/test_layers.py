@@ -37,6 +37,22 @@ ALLOWED = {
 }
 ABOVE_ALL = {"cli", "__main__"}
 
+# The modules of broker/ from the bottom to the top: each may import those before it alone.
+BROKER = [
+    # values and indexes that know no client
+    "names", "deadlines", "budget", "peers", "quotas", "rights", "route", "subscriptions",
+    # what all parts share
+    "vitals", "tables", "endpoint",
+    # clients: how fast they read, who they are
+    "guesses", "flow", "capture", "clients",
+    # what they do
+    "topics", "router", "services", "queues", "store", "streams",
+    # the whole
+    "node", "inventory",
+    # how they speak
+    "session", "local", "boson_text", "mfp", "ops", "tmq_server", "tmq", "sessions",
+]  # fmt: skip
+
 IMPURE_MODULES = {
     "asyncio", "concurrent", "ctypes", "fcntl", "glob", "importlib", "io", "libc.stdio",
     "libc.time", "mmap", "multiprocessing", "os", "pathlib", "posix", "pyarrow.fs", "random",
@@ -71,6 +87,12 @@ def calls(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.func.attr
 
 
+def is_above(name: str, module: str) -> bool:
+    """Whether a dotted name is in a module of broker/ that is not below this one."""
+    other = name.removeprefix("wirelake.broker.").split(".")[0]
+    return not (module in BROKER and other in BROKER[: BROKER.index(module)])
+
+
 def violations(source: Path) -> list[str]:
     """Every breach of the rules below a source folder, as `file:line: what`."""
     found = []
@@ -86,6 +108,9 @@ def violations(source: Path) -> list[str]:
                 inner = name.removeprefix("wirelake").removeprefix(".")
                 if not is_within(inner, {layer, *ALLOWED[layer]}):
                     found.append(f"{file}:{line}: imports {name}")
+            inside = layer == "broker" and is_within(name, {"wirelake.broker"})
+            if inside and is_above(name, file.stem):
+                found.append(f"{file}:{line}: imports {name}")
             if layer == "wire" and is_within(name, IMPURE_MODULES):
                 found.append(f"{file}:{line}: imports {name}")
         if layer == "wire":
@@ -97,6 +122,12 @@ def violations(source: Path) -> list[str]:
 
 def test_imports_go_down_only() -> None:
     assert violations(SOURCE) == []
+
+
+def test_every_module_of_the_broker_has_its_place() -> None:
+    modules = {path.stem for path in SOURCE.glob("wirelake/broker/*.py")}
+    assert modules - {"__init__"} == set(BROKER)
+    assert len(BROKER) == len(set(BROKER))
 
 
 @pytest.mark.parametrize(
@@ -118,6 +149,16 @@ def test_imports_go_down_only() -> None:
         ("wire/mfp.py", "import socket as harmless"),
         ("wire/mfp.py", "from datetime import datetime\ndatetime.now()"),
         ("wire/mfp.py", "open('capture')"),
+        ("broker/topics.py", "from wirelake.broker.node import Node"),
+        ("broker/topics.py", "from wirelake.broker import router"),
+        ("broker/topics.py", "from .queues import Queue"),
+        ("broker/topics.py", "import wirelake.broker.topics"),
+        ("broker/topics.py", "if TYPE_CHECKING:\n    from wirelake.broker.session import Session"),
+        ("broker/topics.py", "def late():\n    from . import node"),
+        ("broker/route.py", "from cython.cimports.wirelake.broker.subscriptions import match"),
+        ("broker/node.py", "from wirelake.broker.tmq import TmqSession"),
+        ("broker/node.py", "from wirelake.broker import nowhere"),
+        ("broker/nowhere.py", "from wirelake.broker import rights"),
         ("broker/topics.py", "from wirelake.engine import sqlite"),
         ("broker/topics.py", "from wirelake.engine.sqlite import Sqlite"),
         ("spark/source.py", "from wirelake.broker import topics"),
@@ -137,6 +178,10 @@ def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str) -> No
         ("wire/__init__.py", "from .mfp import scan"),
         ("broker/topics.py", "from wirelake.engine.base import Engine\nimport time, socket"),
         ("broker/topics.py", "from wirelake.engine import base"),
+        ("broker/topics.py", "from wirelake.broker.flow import Flow\nfrom . import capture"),
+        ("broker/router.py", "from .topics import Audience, Topics"),
+        ("broker/node.py", "if TYPE_CHECKING:\n    from wirelake.broker.queues import Queue"),
+        ("broker/session.py", "from wirelake.broker.node import Node"),
         ("spark/source.py", "from wirelake.wire.arrow import SCHEMA"),
         ("cli/serve.py", "from wirelake import __version__, broker, http, net"),
         ("__init__.py", "from .client import connect"),
