@@ -46,7 +46,7 @@ BROKER = [
     # clients: how fast they read, who they are
     "guesses", "flow", "capture", "clients",
     # what they do
-    "topics", "router", "services", "queues", "store", "streams",
+    "topics", "router", "services", "queue", "queues", "store", "streams",
     # the whole
     "node", "inventory",
     # how they speak

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker import queues as queues_module
+from wirelake.broker import queue as queue_module
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.node import Node
-from wirelake.broker.queues import HEADER_OVERHEAD, MESSAGE_OVERHEAD
+from wirelake.broker.queue import HEADER_OVERHEAD, MESSAGE_OVERHEAD
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.sqlite import SqliteEngine
@@ -189,7 +189,7 @@ def test_acknowledged_messages_leave_no_deadlines_behind() -> None:
     queue = desk.node.queues.get("q")
     assert len(queue) == 0
     assert queue._deadlines.entries <= 64
-    assert desk.node.queues.wake.entries <= 2 + 64
+    assert desk.node.queues._shared.wake.entries <= 2 + 64
 
 
 def test_ids_are_forgotten_when_their_time_is_up_though_nobody_puts_anything() -> None:
@@ -204,7 +204,7 @@ def test_ids_are_forgotten_when_their_time_is_up_though_nobody_puts_anything() -
 
 
 def test_a_queue_remembers_only_so_many_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "MOST_IDS", 100)
+    monkeypatch.setattr(queue_module, "MOST_IDS", 100)
     desk = Desk()
     producer = desk.client("kobold-3", "producer")
     producer.send(*(Message(op=Op.ENQUEUE, address="q", id=f"m{k}") for k in range(150)))

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
-from wirelake.broker.queues import size_of
+from wirelake.broker.queue import size_of
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op

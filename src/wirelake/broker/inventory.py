@@ -13,7 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from wirelake.broker.endpoint import Endpoint
     from wirelake.broker.node import Node
-    from wirelake.broker.queues import Queue
+    from wirelake.broker.queue import Queue
     from wirelake.broker.rights import Rights
 
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from wirelake.broker.local import DIALECT, LocalLink, LocalSession
 from wirelake.broker.node import Node
-from wirelake.broker.queues import DELAY, MESSAGE_OVERHEAD
+from wirelake.broker.queue import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
