@@ -1,14 +1,14 @@
-"""What passes through the broker goes to the engine's log, in batches.
+"""Capture: messages that pass through the broker are appended to the engine's log, in batches.
 
-Runs of published rows are appended as they are. Everything else that is captured (requests and
-replies, direct messages, changes of the store, what happens to queue messages, the beginning and
-the end of byte streams) comes as messages, one at a time; they are collected and appended together,
-at the end of the event loop's turn or before the next run of rows, so the order per address holds.
+Runs of published rows are appended as they are. Everything else (requests and replies, direct
+messages, changes of the store, what happens to queue messages, the beginning and the end of byte
+streams) comes one message at a time. These are collected, and appended together at the end of the
+event loop's turn or before the next run of rows, so the order per address holds.
 
-Publishing without asking for an acknowledgement never waits for the disk, until more than `backlog`
-bytes are not on it yet: then whoever publishes waits, as for a slow subscriber. While the disk
-takes nothing at all, messages go on to their subscribers uncaptured, and are counted; what is to be
-acknowledged is refused.
+A publisher that asks for no acknowledgement does not wait for the disk until more than `backlog`
+bytes are not written yet; then it waits, as for a slow subscriber. While writing fails, such
+messages are delivered but not captured, and counted; those that ask for an acknowledgement are
+refused.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Capture:
 
     @property
     def active(self) -> bool:
-        """Is there a log?"""
+        """Whether there is a log."""
         return self._engine.partitions > 0
 
     def takes(self, address: str) -> bool:
-        """Is what is sent to this address captured?"""
+        """Return whether messages to this address are captured."""
         if not self.active or address.startswith("$"):
             return False
         return not self.exclude or not any(matches(filter, address) for filter in self.exclude)
@@ -108,7 +108,7 @@ class Capture:
             self._engine.append(table, None, at, b"")
 
     def check_disk(self) -> None:
-        """Refuse what cannot be kept now."""
+        """Raise RefusedError (`busy`) while writing to the disk fails."""
         if self._engine.trouble:
             raise self.refusal()
 

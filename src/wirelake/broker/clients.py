@@ -1,10 +1,13 @@
 """Who the clients are: the rights of a connection, and its client id (spec: identity).
 
 A connection's *owner* is the name of its token entry, or of its certificate; it is empty for a
-stranger. An id that was claimed with a token belongs to that token entry: whoever has the same
-entry takes it over at once, and nobody else does, however silent its connection is. After a
-disconnect the id stays reserved for its owner for a while. Where tokens are configured, a stranger
-cannot claim an id. Only where no tokens are configured does silence free an id.
+stranger. The rules for client ids:
+
+1. An id that was claimed with a token belongs to its owner. Another connection of the same owner
+   takes it over at once; nobody else can, even if the connection is silent.
+2. After a disconnect the id stays reserved for its owner for `reserve` seconds.
+3. Where tokens are configured, a stranger cannot claim an id.
+4. Where none are, an id is free once its connection has been silent for `SILENCE` seconds.
 """
 
 from __future__ import annotations
@@ -79,9 +82,9 @@ class Clients:
     def claim(self, session: Endpoint, client_id: str, now: float) -> None:
         """Give a session the id that it claims.
 
-        Whoever has the id and must make way for it is disconnected, which is an event. Raises
-        RefusedError: `unauthorized` where this session may not claim the id, `conflict` where it
-        belongs to somebody else.
+        A connection that it takes the id from is disconnected, which is an event. Raises
+        RefusedError: `unauthorized` where this session may not claim the id, `conflict` where the
+        id belongs to somebody else.
         """
         self.check(session.rights, client_id, now)
         in_the_way = []
@@ -101,9 +104,9 @@ class Clients:
         self._let_go(client_id)
 
     def check(self, rights: Rights, client_id: str, now: float) -> None:
-        """Raise RefusedError where an id is none, or rights do not let their holder use it.
+        """Raise RefusedError where an id is not valid, or these rights do not allow it.
 
-        A live connection with that id is looked at by `claim` and `check_request`.
+        Connections that have the id now are checked by `claim` and `check_request`.
         """
         check_client_id(client_id)
         owner = self.owner_of(rights)

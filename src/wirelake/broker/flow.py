@@ -1,20 +1,20 @@
-"""What happens when a client reads more slowly than the broker writes to it.
+"""Flow control: what happens when a client reads more slowly than the broker writes to it.
 
-Whatever is written to a client waits in its outbox, which is bounded. While it is full:
+Bytes for a client wait in its outbox, which has a limit. While the outbox is full:
 
-- Nothing more is read from the client itself. This bounds the answers to what it asks for.
-- What others send it waits for it too, by a policy per filter:
+- Nothing more is read from the client itself. This bounds the answers to its own requests.
+- For messages that others send to it, there is a policy per filter:
 
   - `disconnect` (the default): whoever sends to it waits, as TCP would make them, but for no more
     than `patience` seconds in any `window`; then the client is disconnected as a slow consumer.
-    Several slow ones must not cost a sender that much each: once it has waited so long for all of
-    them together, a quarter of it is enough to be one.
+    Several slow clients must not each cost a sender that much: once it has waited `patience` for
+    all of them together, a quarter of it is enough to disconnect one.
   - `drop`: the newest messages are dropped, for this subscriber alone, and counted.
   - `pause`: nothing is lost and nobody is disconnected; publishers wait as long as it takes.
 
-All outboxes share a budget. While they exceed it, an outbox is full already at its fair share, and
-nobody may send large messages or gets large answers. If that lasts for a quarter of the patience,
-the largest outboxes are emptied by disconnecting their clients, first those that have not moved.
+All outboxes share a budget. While they exceed it, an outbox is full at its fair share, and large
+messages and large answers wait. If that lasts for a quarter of `patience`, the clients with the
+largest outboxes are disconnected, first those that have read nothing since.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FEWEST = 16
 
 @dataclass(eq=False, slots=True)
 class _Backlog:
-    """A client whose outbox is full: who waits for it, and since when others do."""
+    """A full outbox: which senders wait for it, and since when."""
 
     since: float | None = None
     waiting: set[Endpoint] = field(default_factory=set)
@@ -74,21 +74,21 @@ class Flow:
 
     @property
     def limit(self) -> int:
-        """The bytes beyond which an outbox is full."""
+        """The size in bytes beyond which an outbox is full."""
         return min(self.outbox, self._share()) if self.budget.is_exceeded else self.outbox
 
     def _share(self) -> int:
         return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self._sessions)))
 
     def policy_of(self, address: str) -> Policy:
-        """The policy of the first filter that matches an address."""
+        """Return the policy of the first filter that matches an address."""
         for filter, policy in self.policies.items():
             if matches(filter, address):
                 return policy
         return "disconnect"
 
     def admits(self, member: Endpoint, count: int, policy: Policy) -> bool:
-        """May `count` more messages be written to a subscriber?"""
+        """Return whether `count` messages may be written to a subscriber; count them if not."""
         if policy != "drop" or member.outgoing <= self.limit:
             return True
         self._vitals.count_dropped("slow_consumer", count)
@@ -97,7 +97,7 @@ class Flow:
     def overflowed(
         self, member: Endpoint, sender: Endpoint | None, policy: Policy, now: float
     ) -> None:
-        """An outbox is full: let whoever wrote to it wait, and its own client too."""
+        """An outbox is full: read no more from the sender, nor from the client itself."""
         if policy == "drop":
             return
         backlog = self.hold_own(member, now)
@@ -121,10 +121,10 @@ class Flow:
         return backlog
 
     def push(self, member: Endpoint, message: Message, cause: Endpoint | None, now: float) -> None:
-        """Send what a client is told because of another's doing, who waits if it can.
+        """Send a notification that another client caused, who waits if the outbox is full.
 
-        Where nobody can wait, the client is disconnected once its outbox has been full for as long
-        as others would have waited, and at once when it is full twice over.
+        Where there is no such client, the receiver is disconnected once its outbox has been full
+        for `patience`, and at once when the outbox has twice its limit.
         """
         if cause is not None and cause.closed:
             cause = None
@@ -186,7 +186,7 @@ class Flow:
         self.relieve()
 
     def _is_too_slow(self, member: Endpoint, backlog: _Backlog, now: float) -> bool:
-        """Have senders waited for it, or for it among others, for too long?"""
+        """Return whether senders have waited too long for this client, or for it among others."""
         since = now - self.window
         is_awaited = backlog.since is not None and (backlog.waiting or backlog.unwaited)
         waited = now - backlog.since if is_awaited and backlog.since is not None else 0.0
@@ -208,13 +208,13 @@ class Flow:
     # The budget
 
     def starve(self, session: Endpoint, size: int) -> None:
-        """Read no more from a client, and answer it no more, until there is room for so much."""
+        """Read no more from a client until the budget has room for `size` bytes."""
         self._starved[session] = size
         session.waits_for.add(self.budget)
         session.link.pause()
 
     def relieve(self) -> None:
-        """Let those go on that wait for room in the budget, as far as there is some."""
+        """Resume those who wait for room in the budget, in order, as far as there is room."""
         wanted = 0
         for session, size in list(self._starved.items()):
             wanted += size
@@ -226,7 +226,7 @@ class Flow:
                 session.link.resume()
 
     def _evict(self) -> None:
-        """Disconnect those with the largest outboxes, until there is room for who waits first."""
+        """Disconnect clients with large outboxes until there is room for the first who waits."""
         wanted = next(iter(self._starved.values()), 0)
         sessions = {id(session.link): session for session in self._sessions}
         share = self._share()
@@ -270,7 +270,7 @@ class _Times:
             self._since = None
 
     def total(self, since: float, now: float) -> float:
-        """How long they were in all from `since` to `now`."""
+        """Return the length of all stretches between `since` and `now`."""
         while self._past and self._past[0][1] < since:
             self._past.popleft()
         past = sum(end - max(begin, since) for begin, end in self._past)

@@ -12,17 +12,14 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from wirelake.broker.budget import OVERHEAD, Budget
+from wirelake.broker.node import Node
+from wirelake.broker.rights import Rights
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 from wirelake.wire import FrameTable
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.rights import Rights
 
 #: The dialect of the frames that a local subscriber gets.
 FORM = "boson-binary"

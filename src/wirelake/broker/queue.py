@@ -1,9 +1,9 @@
 """One queue: a message is kept until somebody has acknowledged it.
 
-A delivered message is invisible to others until it is acked, nacked, or its time is up; then it is
-delivered again, with the attempt counted, and after too many attempts it moves to the queue
-`<address>/$dead` with the reason (spec: queues). A consumer has at most `prefetch` messages at a
-time. Where a dialect has no acknowledgement, handing a message to the socket acknowledges it.
+A delivered message is invisible to other consumers until it is acked, nacked, or not acknowledged
+in time. In the last two cases it is delivered again, and after `max_deliveries` it moves to the
+queue `<address>/$dead` with the reason (spec: queues). A consumer holds at most `prefetch` messages
+at a time. Where a dialect has no acknowledgements, writing a message to the socket acknowledges it.
 
 Modes (spec: tmq 6): `round-robin`, one consumer at a time; `push`, every consumer gets it, done
 when one has acknowledged; `pull`, only on request.
@@ -54,7 +54,7 @@ FORGOTTEN_AT_ONCE = 1_000
 
 
 def size_of(message: Message) -> int:
-    """The bytes that a message counts for in `max_bytes`: payload, headers, ids, and overhead."""
+    """Return the bytes that a message counts for in `max_bytes`: with headers, ids, overhead."""
     size = MESSAGE_OVERHEAD + len(message.payload) + len(message.id)
     size += len(message.correlation_id) + len(message.source) + len(message.target)
     for name, value in message.headers.items():
@@ -74,7 +74,7 @@ class _Consumer:
 
 @dataclass(eq=False, slots=True)
 class _Held:
-    """A message that was delivered and not acknowledged, and who has it under which id."""
+    """A message that was delivered and not acknowledged, and its holders with their ids for it."""
 
     stored: Stored
     holders: dict[_Consumer, str]
@@ -91,23 +91,23 @@ class _Pull:
 
 
 class Pulls:
-    """How many pulls wait, of each session and in all."""
+    """Counts the pulls that wait, of each session and in all."""
 
     def __init__(self) -> None:
         self.total = 0
         self._by_session: Counter[Endpoint] = Counter()
 
     def of(self, session: Endpoint) -> int:
-        """How many pulls of a session wait."""
+        """Return how many pulls of a session wait."""
         return self._by_session[session]
 
     def add(self, session: Endpoint) -> None:
-        """One more waits."""
+        """Count a pull that waits."""
         self._by_session[session] += 1
         self.total += 1
 
     def remove(self, session: Endpoint) -> None:
-        """One has ended."""
+        """Count a pull no more."""
         self._by_session[session] -= 1
         self.total -= 1
         if not self._by_session[session]:
@@ -129,7 +129,7 @@ class Shared:
 
 
 class _RecentIds:
-    """The ids of messages that a queue took lately, each until its time is up."""
+    """The ids of messages that a queue took within its `dedup_window`."""
 
     def __init__(self) -> None:
         self._until: OrderedDict[str, float] = OrderedDict()  # the oldest first
@@ -138,7 +138,7 @@ class _RecentIds:
         return len(self._until)
 
     def has(self, identity: str, now: float) -> bool:
-        """Return whether an id was taken and its time is not up."""
+        """Return whether an id was taken within the window."""
         return self._until.get(identity, now) > now
 
     def add(self, identity: str, until: float) -> bool:
@@ -151,19 +151,19 @@ class _RecentIds:
         return False
 
     def forget(self, now: float) -> None:
-        """Forget ids whose time is up; many of them not all at once."""
+        """Forget expired ids, at most `FORGOTTEN_AT_ONCE` of them."""
         for _ in range(FORGOTTEN_AT_ONCE):
             if self.next() > now:
                 return
             self._until.popitem(last=False)
 
     def next(self) -> float:
-        """Return when the time of the oldest id is up."""
+        """Return when the oldest id expires, infinity where there is none."""
         return next(iter(self._until.values()), float("inf"))
 
 
 class Queue:
-    """One queue: what is ready, who holds what, and who waits."""
+    """One queue: the messages that are ready, delayed or held, and the consumers."""
 
     def __init__(self, shared: Shared, settings: QueueSettings) -> None:
         self._settings = settings
@@ -201,7 +201,7 @@ class Queue:
 
     @property
     def settings(self) -> QueueSettings:
-        """How the queue behaves."""
+        """The settings in force."""
         return self._settings
 
     @settings.setter
@@ -213,7 +213,7 @@ class Queue:
         return len(self._ready) + len(self._later) + len(self._held)
 
     def state(self, now: float) -> dict[str, object]:
-        """What people want to know of it."""
+        """Return what operators want to know of the queue."""
         oldest = self._ready[0][2].message.timestamp if self._ready else 0
         return {
             "name": self.settings.name,
@@ -247,7 +247,11 @@ class Queue:
         lives: float = 0.0,
         dead: bool = False,
     ) -> None:
-        """Keep a message, for so many seconds if not for ever; dead letters always fit."""
+        """Add a message, which expires after `lives` seconds unless that is 0.
+
+        Dead letters are taken even where the queue is full. A duplicate is dropped. Raises
+        RefusedError: `busy` where the queue is full, `bad_request` where the delay is no number.
+        """
         identity = _identity(message, producer) if self.settings.dedup_window else ""
         if not dead:
             self._recent.forget(now)
@@ -307,7 +311,7 @@ class Queue:
     # Consumers
 
     def consume(self, session: Endpoint, prefetch: int, now: float) -> None:
-        """Let a session have messages as they come."""
+        """Deliver messages to a session as they come, `prefetch` at a time."""
         consumer = self._consumers.get(session)
         if consumer is None:
             consumer = self._consumers[session] = _Consumer(session, 0)
@@ -316,7 +320,7 @@ class Queue:
         self.dispatch(now)
 
     def cancel(self, session: Endpoint, now: float) -> None:
-        """A session wants no more; what it holds goes to others."""
+        """Deliver no more to a session; the messages that it holds go to others."""
         consumer = self._consumers.pop(session, None)
         if consumer is None:
             return
@@ -331,7 +335,7 @@ class Queue:
     def pull(
         self, session: Endpoint, request: Message, count: int, wait: float, now: float
     ) -> None:
-        """Hand out up to `count` messages, waiting for them; the end is told."""
+        """Deliver up to `count` messages within `wait` seconds, then tell the session the end."""
         pulls = self._shared.pulls
         if wait:
             self._shared.quotas.check("pulls", pulls.of(session), pulls.total)
@@ -348,7 +352,7 @@ class Queue:
             self._end_pull(pull)
 
     def ack(self, session: Endpoint, identity: str, now: float) -> None:
-        """A message is done."""
+        """Remove a message that a session holds; raises RefusedError where it does not."""
         held = self._held_by(session, identity)
         self._release(held)
         self._done(held.stored)
@@ -356,7 +360,7 @@ class Queue:
         self.dispatch(now)
 
     def nack(self, session: Endpoint, identity: str, now: float, *, requeue: bool = True) -> None:
-        """A message is not done: it goes to another, or to the dead letters."""
+        """Give back a message that a session holds, to other consumers or to the dead letters."""
         held = self._held_by(session, identity)
         self._tell(Op.NACK, held.stored, session, now)
         if requeue:
@@ -367,12 +371,12 @@ class Queue:
         self.dispatch(now)
 
     def holds(self, session: Endpoint, identity: str) -> bool:
-        """Has this session a message of this id that it has not acknowledged?"""
+        """Return whether a session holds a message under this id."""
         consumer = self._consumers.get(session)
         return consumer is not None and identity in consumer.held
 
     def change(self, settings: QueueSettings) -> None:
-        """Give the queue other settings, and keep them."""
+        """Change the settings, durably."""
         self.settings = settings
         self._engine.declare(settings)
 
@@ -383,7 +387,7 @@ class Queue:
         return self._held[consumer.held[identity]]
 
     def _release(self, held: _Held) -> None:
-        """Nobody has it any more."""
+        """Take a message from all its holders."""
         del self._held[held.stored.sequence]
         self._deadlines.discard(held.stored.sequence)
         for consumer, identity in held.holders.items():
@@ -391,7 +395,7 @@ class Queue:
             self._note_room(consumer)
 
     def _give_back(self, consumer: _Consumer, held: _Held) -> None:
-        """One holder less; with the last one the message is ready again."""
+        """Take a message from one holder; without any other it is ready again."""
         del consumer.held[held.holders.pop(consumer)]
         self._note_room(consumer)
         if not held.holders:
@@ -400,7 +404,7 @@ class Queue:
             self._make_ready(held.stored)
 
     def _tell(self, op: Op, stored: Stored, session: Endpoint | None, now: float) -> None:
-        """Let the log know what became of a message."""
+        """Capture what became of a message."""
         if not self._capture.active:
             return
         self._capture.add(
@@ -419,12 +423,12 @@ class Queue:
     # Handing out
 
     def dispatch(self, now: float) -> None:
-        """Hand out what is ready to whoever has room."""
+        """Deliver ready messages to consumers that have room."""
         self._hand_out(now)
         self._schedule()
 
     def _schedule(self) -> None:
-        """Let `tick` be called when there is something to do."""
+        """Have `tick` called when there is something to do."""
         due = self._wakes_at
         for deadlines in (self._deadlines, self._pull_ends):
             if len(deadlines) and (earliest := deadlines.next()) is not None:
@@ -440,7 +444,7 @@ class Queue:
             self._wake_at(due)
 
     def _wake_soon(self) -> None:
-        """Let `tick` be called by the next tick of the broker's clock."""
+        """Have `tick` called by the next tick of the broker's clock."""
         self._wake_at(0.0)
 
     def _wake_at(self, due: float) -> None:
@@ -468,7 +472,7 @@ class Queue:
             self._deliver(stored, takers, now)
 
     def _takers(self) -> list[_Consumer]:
-        """Who gets the next message."""
+        """Return the consumers that get the next message."""
         if self._pulls:
             # A pull whose client does not read waits; those behind it need not.
             for pull in self._pulls:
@@ -489,11 +493,11 @@ class Queue:
         return []
 
     def _has_outbox(self, consumer: _Consumer) -> bool:
-        """Has a consumer's outbox room for more?"""
+        """Return whether a consumer's outbox has room."""
         return consumer.session.outgoing <= self._shared.flow.limit
 
     def _note_room(self, consumer: _Consumer) -> None:
-        """A consumer holds more or less than before, or may."""
+        """Note whether a consumer may hold more messages, after that may have changed."""
         if len(consumer.held) >= consumer.prefetch:
             self._free.pop(consumer, None)
         elif consumer not in self._free:
@@ -548,7 +552,7 @@ class Queue:
             self._end_pull(pull)
 
     def _end_pull(self, pull: _Pull) -> None:
-        """Tell a session that its pull has all it wanted, or has waited long enough."""
+        """Remove a pull that is complete or has timed out, and tell its session."""
         self._remove_pull(pull)
         pull.consumer.session.end_of_pull(pull.request, pull.taken)
 
@@ -582,7 +586,7 @@ class Queue:
             self._vitals.count_dropped("expired")
 
     def tick(self, now: float) -> None:
-        """Take back what was not acknowledged in time, and end the pulls that have waited."""
+        """Take back messages that were not acknowledged in time, and end pulls that timed out."""
         self._wakes_at = float("inf")
         try:
             for sequence in self._deadlines.due(now):
@@ -600,11 +604,11 @@ class Queue:
     # For operators
 
     def peek(self, count: int) -> list[Stored]:
-        """The messages that come next, without taking them."""
+        """Return the next messages, without taking them."""
         return [stored for _, _, stored in heapq.nsmallest(count, self._ready)]
 
     def purge(self) -> int:
-        """Throw away all that nobody holds; how many those were."""
+        """Delete all messages that nobody holds; return how many."""
         thrown = [stored for _, _, stored in self._ready + self._later]
         self._ready.clear()
         self._later.clear()
@@ -614,7 +618,7 @@ class Queue:
         return len(thrown)
 
     def move_to(self, other: Queue, count: int, now: float) -> int:
-        """Give the next messages to another queue, as new there; how many those were."""
+        """Move the next messages to another queue; return how many."""
         moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
         for stored in moved:
             headers = {k: v for k, v in stored.message.headers.items() if k != REASON}
@@ -624,7 +628,7 @@ class Queue:
 
 
 def _identity(message: Message, producer: Endpoint | None) -> str:
-    """Return what tells a producer's message from all others, empty where nothing does.
+    """Return a name for a producer's message that no other has, empty where it has no id.
 
     A producer is a token entry and a client id, so that nobody makes another's message a duplicate;
     a client without an id is known by its connection.

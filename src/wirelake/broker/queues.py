@@ -54,13 +54,13 @@ class Queues:
         topics.inboxes = self
 
     def __contains__(self, name: str) -> bool:
-        """Is this the address of a queue, or of the dead letters of one?"""
+        """Whether this is the address of a queue, or of the dead letters of one."""
         return name in self._queues or (
             name.endswith(DEAD) and name.removesuffix(DEAD) in self._queues
         )
 
     def get(self, name: str) -> Queue:
-        """Return a queue that is there; raises RefusedError (`not_found`) otherwise."""
+        """Return a queue; raises RefusedError (`not_found`) where there is none."""
         if name not in self._queues:
             raise RefusedError("not_found", f"no queue {name}")
         return self._queues[name]
@@ -162,7 +162,7 @@ class Queues:
             raise RefusedError("unauthorized", text)
 
     def _check_subscribers(self, name: str, rights: Rights | None, *, implied: bool) -> None:
-        """Refuse to divert a topic from those who listen to it (spec: a topic or a queue)."""
+        """Raise RefusedError where subscribers would lose a topic (spec: a topic or a queue)."""
         subscribers = self._topics.subscribers(name)
         if any(name in session.filters for session in subscribers):
             raise RefusedError("conflict", f"{name} is a topic that has subscribers")
@@ -178,20 +178,20 @@ class Queues:
         return queue
 
     def remove(self, name: str) -> None:
-        """Remove a queue with all that is in it."""
+        """Remove a queue and its messages."""
         self._shared.wake.discard(self.get(name))
         del self._queues[name]
         self._engine.remove(name)
         self._topics.forget(name)
 
     def left(self, session: Endpoint, now: float) -> None:
-        """A session has ended: what it holds goes to others."""
+        """A session has ended: the messages that it holds go to others."""
         for name in session.consumes:
             if name in self._queues:
                 self._queues[name].cancel(session, now)
 
     def tick(self, now: float) -> None:
-        """Let time pass in the queues that have something to do."""
+        """Tick the queues that have something to do."""
         stood_still = now - self._ticked > STANDSTILL
         self._ticked = now
         if stood_still:

@@ -1,8 +1,8 @@
 """Requests and replies: a request goes to one of those that serve its address, in turn.
 
 The broker passes a request on under a correlation id of its own, so that two requesters may use the
-same one; the reply goes back under the requester's. A requester always learns what became of its
-request: a reply, or an error (spec: requests).
+same one; the reply goes back under the requester's. A requester always gets a reply or an error
+(spec: requests).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMEOUT = 30.0
 
 @dataclass(eq=False, slots=True)
 class _Open:
-    """A request on its way."""
+    """A request that has no reply yet."""
 
     request: Message
     requester: Endpoint
@@ -37,7 +37,7 @@ class _Open:
 
 @dataclass(eq=False, slots=True)
 class _Share:
-    """What one session has to do with: addresses that it serves, and numbers of open requests."""
+    """The addresses that a session serves, and the numbers of its open requests."""
 
     serves: dict[str, None] = field(default_factory=dict)
     asked: dict[str, None] = field(default_factory=dict)
@@ -63,15 +63,15 @@ class Services:
         return address in self._servers
 
     def addresses(self) -> dict[str, int]:
-        """Every address that is served, and by how many."""
+        """Return every address that is served, and the number of its services."""
         return {address: len(servers) for address, servers in self._servers.items()}
 
     def is_open(self, number: str) -> bool:
-        """Is a request with this number of ours waiting for its reply?"""
+        """Return whether the request of this number, one of ours, waits for its reply."""
         return number in self._open
 
     def serve(self, session: Endpoint, address: str) -> None:
-        """Let a session answer the requests to an address."""
+        """Register a session as a service of an address; raises RefusedError."""
         check_address(address)
         if not session.rights.allows("serve", address):
             raise RefusedError("unauthorized", f"no right to serve {address}")
@@ -84,7 +84,7 @@ class Services:
             self._served += 1
 
     def unserve(self, session: Endpoint, address: str) -> None:
-        """Take that back; an empty address takes all of them."""
+        """Unregister a session from an address, or from all where the address is empty."""
         mine = self._share(session).serves
         if address and address not in mine:
             raise RefusedError("not_found", f"{address} is not served by this connection")
@@ -102,7 +102,7 @@ class Services:
         return share
 
     def request(self, session: Endpoint, request: Message, now: float) -> None:
-        """Pass a request on to the next of those that serve its address."""
+        """Pass a request on to the next service of its address; raises RefusedError."""
         if not session.rights.allows("publish", check_address(request.address)):
             # The same text as for a topic: nobody learns whether this is served.
             raise RefusedError("unauthorized", "no right to publish to this address")
@@ -130,7 +130,7 @@ class Services:
         raise RefusedError("no_service", f"nobody serves {request.address}")
 
     def _close(self, number: str) -> _Open:
-        """Take a request out of those that are open."""
+        """Remove a request from the open ones, and return it."""
         found = self._open.pop(number)
         self._deadlines.discard(number)
         for session, kind in ((found.requester, "asked"), (found.service, "to_answer")):
@@ -139,7 +139,7 @@ class Services:
         return found
 
     def reply(self, session: Endpoint, reply: Message, now: float) -> None:
-        """Pass a reply back to whoever asked; one that is late or made up is dropped."""
+        """Pass a reply back to the requester; a reply without an open request is dropped."""
         found = self._open.get(reply.correlation_id)
         if found is None or found.service is not session:
             self._vitals.count_dropped("late_reply")
@@ -159,7 +159,7 @@ class Services:
         found.requester.send(replace(passed, correlation_id=found.request.correlation_id))
 
     def left(self, session: Endpoint, now: float) -> None:
-        """A session has ended: what it serves is free, and its open requests have failed."""
+        """Unregister a session that has ended, and fail the requests that it should answer."""
         if session not in self._shares:
             return
         self.unserve(session, "")
@@ -171,7 +171,7 @@ class Services:
                 self._fail(number, RefusedError("closed", "the service has disconnected"), now)
 
     def tick(self, now: float) -> None:
-        """Fail the requests whose time is up."""
+        """Fail the requests that have timed out."""
         for number in self._deadlines.due(now):
             self._fail(number, RefusedError("timeout", "no reply in time"), now)
 

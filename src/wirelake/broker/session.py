@@ -43,7 +43,7 @@ MOST_APPETITE = 1 << 24
 
 
 class Session(Endpoint):
-    """What all dialects share; a subclass says what its ops mean and how they are answered."""
+    """What all dialects share. A subclass says what its ops mean and how they are answered."""
 
     #: What a client that asked is told when its publish is done.
     accepted_by = Op.OK
@@ -74,11 +74,10 @@ class Session(Endpoint):
     # In
 
     def receive(self, data: memoryview, now: float) -> int:
-        """Take what can be taken of these bytes; return how many.
+        """Process bytes from the client, and return how many were used.
 
-        Nothing more is taken while the client must wait, as for its own outbox, which is full. A
-        session that has done its share of work gives way to others. The rest is given to it again
-        when the link resumes.
+        A session stops early while its client must wait, as for its own full outbox, and when it
+        has done its share of work. The link keeps the rest, and gives it again when it resumes.
         """
         vitals, flow, table = self.node.vitals, self.node.flow, self.table
         self.last_heard = vitals.now = now
@@ -124,7 +123,7 @@ class Session(Endpoint):
         return at
 
     def _explain(self, error: ProtocolError) -> ProtocolError:
-        """The error, with the limit that it is about where that is the one for strangers."""
+        """Return the error; where the limit for strangers caused it, the error names that limit."""
         limits = self.scanner.limits
         if limits is self.node.limits or str(limits.message) not in error.reason:
             return error
@@ -137,18 +136,18 @@ class Session(Endpoint):
         self.link.authenticated()
 
     def _learn(self, size: int, work: int) -> None:
-        """Choose how much to scan at once, after what these bytes cost."""
+        """Choose how much to scan at once, by the work that `size` bytes took."""
         if work > WORK:
             self._appetite = max(LEAST_APPETITE, size * WORK // work)
         elif size >= self._appetite:
             self._appetite = min(2 * self._appetite, MOST_APPETITE)
 
     def _is_tired(self) -> bool:
-        """Has this session done its share of work for this turn?"""
+        """Return whether this session has done its share of work for this turn."""
         return self.node.vitals.work - self._work_before >= WORK
 
     def _give_way(self) -> None:
-        """Go on in the next turn of the event loop, unless somebody is waited for anyway."""
+        """Go on in the next turn of the event loop, or once the client need not wait any more."""
         self.node.vitals.counters["gave_way"] += 1
         if not self.closed and not self.waits_for:
             self.link.pause()
@@ -205,10 +204,11 @@ class Session(Endpoint):
             self.answer(action, kept=kept, size=len(frames))
 
     def answer(self, action: Callable[[], object], *, kept: bool, size: int = 0) -> None:
-        """Run an action that answers the client when all before it is durable, and so in its turn.
+        """Run an action that answers the client once all that was written so far is durable.
 
-        An answer for which nothing had to be kept does not wait for a disk that takes nothing. One
-        that waits counts as written already, with its `size`.
+        So answers keep the order of their questions. While the disk is in trouble, an answer that
+        nothing had to be kept for (`kept`) is given at once. An answer that waits counts in the
+        outbox with its `size` in bytes.
         """
         engine, budget = self.node.engine, self.node.flow.budget
         if engine.trouble and not kept:
@@ -274,7 +274,7 @@ class Session(Endpoint):
         self._go_on(self.node.vitals.now)
 
     def _go_on(self, now: float) -> None:
-        """Write what is owed, as far as there is room, until it is somebody else's turn."""
+        """Write long answers until the outbox is full or this session's turn is over."""
         flow = self.node.flow
         while self._owed and not self.closed:
             if self._next is None:

@@ -41,7 +41,7 @@ EXPIRED_AT_ONCE = 500
 
 
 class _Listing:
-    """A list of keys that is being told to a watcher, and the keys that changed since it began.
+    """A list of keys that is being sent to a watcher, and the keys that changed since it began.
 
     Watchers are told every change once it is durable: what changed is not listed as well.
     """
@@ -55,7 +55,7 @@ class _Listing:
         listings[self] = None
 
     def end(self) -> None:
-        """All keys were told, or the watcher is gone."""
+        """The list was sent, or the watcher is gone."""
         self._listings.pop(self, None)
 
 
@@ -94,11 +94,11 @@ class Store:
                     self._deadlines.set(entry.key, entry.expires - vitals.epoch)
 
     def __len__(self) -> int:
-        """The keys that are there."""
+        """The number of keys, without deleted ones."""
         return len(self._entries) - len(self._deleted)
 
     def create(self, session: Endpoint, message: Message, now: float) -> Entry:
-        """A new key; refused if it is there."""
+        """Create a key; raises RefusedError (`exists`) where there is one."""
         old = self._entry(session, message.address)
         if old is not None and old.value is not None:
             raise RefusedError("exists", f"{message.address} is there, revision {old.revision}")
@@ -107,23 +107,23 @@ class Store:
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def read(self, session: Endpoint, message: Message) -> Entry:
-        """A key's latest state; refused if it is not there."""
+        """Return a key's latest state; raises RefusedError (`not_found`) where there is none."""
         return self._present(session, message.address)
 
     def update(self, session: Endpoint, message: Message, now: float) -> Entry:
-        """A new value for a key that is there, and has the revision that is expected, if any."""
+        """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
         old = self._present(session, message.address)
         self._expect(old, message)
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def delete(self, session: Endpoint, message: Message, now: float) -> Entry:
-        """Remove a key that is there, and has the revision that is expected, if any."""
+        """Delete a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
         old = self._present(session, message.address)
         self._expect(old, message)
         return self._change(session, message.address, old, None, 0, now)
 
     def page(self, session: Endpoint, filter: str, after: str = "") -> tuple[list[Entry], str]:
-        """The next keys that a filter matches, those deleted too, in order.
+        """Return the next keys that a filter matches, in order, with deleted ones.
 
         Looks at no more than a thousand keys, so that others need not wait. Returns what it found,
         and what to give as `after` to go on: empty where there is no more.
@@ -154,7 +154,7 @@ class Store:
         return found, ""
 
     def matching(self, session: Endpoint, filter: str) -> Iterator[Entry | None]:
-        """The keys that a filter matches, those deleted too, in order; None after each page.
+        """Iterate over the keys that a filter matches, with deleted ones; None after each page.
 
         They are looked up page by page as the iterator goes on; what changes meanwhile may or may
         not be among them. Raises RefusedError at once where the session has no right to them.
@@ -177,7 +177,7 @@ class Store:
             raise RefusedError("unauthorized", f"no right to the keys {filter}")
 
     def watch(self, session: Endpoint, filter: str, since: int | None) -> None:
-        """Tell a session every change of the keys that a filter matches, from now on.
+        """Send a session every change of the keys that a filter matches, from now on.
 
         With `since`, first the latest change of every key that has come to that revision
         (decision 40). All of it is told when it is durable, and so in order.
@@ -196,7 +196,7 @@ class Store:
     def _since(
         self, known: Iterator[Entry | None], since: int, listing: _Listing
     ) -> Iterator[Message | None]:
-        """The changes that made these entries, but of keys that are told as watched ones are."""
+        """Yield the changes that made these entries, without keys that have changed since."""
         try:
             for entry in known:
                 if entry is None:
@@ -207,14 +207,14 @@ class Store:
             listing.end()
 
     def left(self, session: Endpoint) -> None:
-        """A session has ended: it watches no more."""
+        """Remove the watches of a session that has ended."""
         for filter in self._watched.pop(session, {}):
             self._watchers.remove(filter, session)
         for listing in [one for one in self._listings if one.session is session]:
             listing.end()
 
     def tick(self, now: float) -> None:
-        """Delete the keys whose time is up."""
+        """Delete expired keys."""
         self._expire(now)
 
     def _expire(self, now: float) -> None:
@@ -280,7 +280,7 @@ class Store:
         return entry
 
     def _drop_deleted(self) -> None:
-        """Drop the oldest deleted keys where there are too many, a tenth of them at once."""
+        """Forget the oldest deleted keys where there are too many, a tenth of them at once."""
         most = self._quotas.deleted_keys
         if len(self._deleted) <= most:
             return
@@ -292,7 +292,7 @@ class Store:
         self._engine.write_entry(Entry(FLOOR, self._floor, None))
 
     def is_changing(self, key: str) -> bool:
-        """Has a key changed in a way that is not durable yet?"""
+        """Return whether a key has changes that are not durable yet."""
         return key in self._changing
 
     def _tell(self, told: Message, cause: Endpoint | None) -> None:
@@ -304,17 +304,17 @@ class Store:
 
 
 def _size(key: str, value: bytes | None) -> int:
-    """The bytes of a key that is there."""
+    """Return the bytes that a key counts for; a deleted one counts for none."""
     return 0 if value is None else len(key) + len(value)
 
 
 def _literal_beginning(filter: str) -> str:
-    """What the text of every key begins with that a filter matches, but for one that `a/#` does."""
+    """Return the prefix of all keys that a filter matches, but for the `a` of `a/#`."""
     return filter.split("+", 1)[0].split("#", 1)[0] if has_wildcard(filter) else filter
 
 
 def change(entry: Entry) -> Message:
-    """What a watcher is told of a key's latest state."""
+    """Return the message that tells a watcher a key's latest state."""
     return Message(
         op=Op.DEL if entry.value is None else Op.SET,
         address=entry.key,

@@ -1,10 +1,10 @@
 """Byte streams from client to client, with back-pressure all the way from reader to writer.
 
 A stream is opened to a client id; each side knows it under a transaction id of its own. The target
-takes it unless it closes it. Nothing of a stream is kept: what one side sends is written to the
-other, and while that one's outbox is full the sender is not read from. When a side closes, or its
-connection ends, the other learns how many bytes it was sent and, by a code, that the end was not
-clean (spec: byte streams).
+accepts it by not closing it. The broker keeps nothing of a stream: bytes from one side are written
+to the other, and the sender is not read from while the receiver's outbox is full. When a side
+closes, or its connection ends, the other is told how many bytes it was sent and, by a code, whether
+the end was clean (spec: byte streams).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _End:
 
 
 class Streams:
-    """The streams that are open, by session and by the id that it knows them under."""
+    """The open streams, by session and by the session's id for them."""
 
     def __init__(self, quotas: Quotas, clients: Clients, capture: Capture) -> None:
         self._quotas = quotas
@@ -80,11 +80,11 @@ class Streams:
         other.session.send(data, "pause")
 
     def close(self, session: Endpoint, message: Message, now: float) -> None:
-        """Close a stream; a code says that it was not done."""
+        """Close a stream; a code says that it was not complete."""
         self._close(self._end(session, message), message.headers.get("$code", ""), now)
 
     def left(self, session: Endpoint, now: float) -> None:
-        """A session has ended, and with it its streams, uncleanly."""
+        """A session has ended: close its streams with a code."""
         for end in list(self._ends.get(session, {}).values()):
             self._close(end, "closed", now)
         self._ends.pop(session, None)
