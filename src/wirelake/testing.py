@@ -195,7 +195,7 @@ class Broker(_Started):
 
     def counters(self) -> Counter[str]:
         """What it has counted since it was started; what it has not is 0."""
-        return Counter(self._ask(lambda server: server.node.counters))
+        return Counter(self._ask(lambda server: server.node.vitals.counters))
 
     def state(self) -> dict[str, Any]:
         """What it tells of itself: `connections`, `subscriptions` and more."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
-from wirelake.broker.session import Session
+from wirelake.broker.session import Session, begin_session
 from wirelake.dialects.codec import Feed, encoder
 from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Flag, Message, Op
@@ -65,7 +65,7 @@ class Client:
         self._is_receiving = self._again = False
         self.budget: Budget | None = None  # what waits counts there, if it is set
         self._held: list[bytes | memoryview] = []
-        self.session: Session = desk.node.session(self, dialect, desk.now)
+        self.session: Session = begin_session(desk.node, self, dialect, desk.now)
 
     # The link
 
@@ -108,7 +108,7 @@ class Client:
         self.paused = False
         if self._is_receiving:
             self._again = True
-        elif self.desk.node.reading is None:
+        elif self.desk.node.flow.reading is None:
             self.say(b"")
         else:
             self.desk.later.append(self)

@@ -178,7 +178,7 @@ def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None
     answers = client.take()
     assert [m.headers["$code"] for m in answers] == ["busy"] * 3
     assert all(b"no space left" in m.payload for m in answers)
-    assert desk.node.counters["dropped.uncaptured"] == 1
+    assert desk.node.vitals.counters["dropped.uncaptured"] == 1
     desk.node.engine.trouble = ""
     client.publish("a", b"again", ack=True)
     assert [m.op for m in client.take()] == [Op.OK]
@@ -248,7 +248,7 @@ def test_publishers_wait_for_a_disk_that_is_too_far_behind() -> None:
     other.publish("a", b"x")
     waiting += [fast.paused, other.paused]
     assert waiting == [False, True, True]
-    assert desk.node.counters["disk_waits"] == 1
+    assert desk.node.vitals.counters["disk_waits"] == 1
     fast.session.lost("gone")
     engine.catch_up()
     assert not other.paused

@@ -23,9 +23,8 @@ def desk() -> Desk:
     alice = Rights("alice", EVERYTHING, EVERYTHING)
     bob = Rights("bob", EVERYTHING, EVERYTHING)
     few = Rights("few", EVERYTHING, EVERYTHING, clients=("dev-7", "sensor/+"))
-    desk.node.rights_of_strangers = Rights("stranger")
-    desk.node.tokens = {"old": alice, "new": alice, "b": bob, "f": few}.get
-    desk.node.all_rights = [desk.node.rights_of_strangers, alice, bob, few]
+    desk.node.clients.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_token = {"old": alice, "new": alice, "b": bob, "f": few}.get
     return desk
 
 
@@ -34,7 +33,7 @@ def was_let_in(client: Client) -> bool:
 
 
 def takeovers(desk: Desk) -> list[object]:
-    return [event["text"] for event in desk.node.events if event["event"] == "takeover"]
+    return [event["text"] for event in desk.node.vitals.events if event["event"] == "takeover"]
 
 
 @pytest.mark.parametrize("dialect", NAMING)

@@ -119,7 +119,7 @@ def test_a_client_id_belongs_to_one_who_is_heard_of(dialect: str) -> None:  # sp
     desk.now += 2
     assert "error" not in ops(desk.client(dialect, "same name").opening)
     assert not first.is_open
-    assert [event["event"] for event in desk.node.events] == ["takeover"]
+    assert [event["event"] for event in desk.node.vitals.events] == ["takeover"]
 
 
 @pytest.mark.parametrize("dialect", TMQ)
@@ -181,7 +181,7 @@ def test_a_request_is_answered_or_fails(desk: Desk) -> None:  # spec: requests
     two.session.lost("gone")
     one.session.lost("gone")
     assert codes(asker) == ["closed"]
-    assert desk.node.counters["refused.timeout"] == 1
+    assert desk.node.vitals.counters["refused.timeout"] == 1
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -191,7 +191,7 @@ def test_a_message_past_its_ttl_is_dropped_or_dead(desk: Desk, keep: bool) -> No
     desk.client("kobold-1").send(Message("q", b"old", ttl=500))
     desk.pass_time(1)
     assert len(desk.node.queues.get("q")) == 0
-    assert desk.node.counters["dropped.expired"] == 1
+    assert desk.node.vitals.counters["dropped.expired"] == 1
     names = [queue.settings.name for queue in desk.node.queues.all()]
     assert names == ["q", "q/$dead"] if keep else names == ["q"]
     if keep:
@@ -263,7 +263,7 @@ def test_a_broken_frame_is_answered_counted_logged_and_ends_its_connection(
     with caplog.at_level(logging.WARNING):
         client.say(b"\xff" * 60)
     assert not client.is_open
-    assert desk.node.counters["protocol_errors"] == 1
+    assert desk.node.vitals.counters["protocol_errors"] == 1
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"desk/{dialect}: {dialect}: byte ")
     if dialect.startswith(("boson", "kobold")):
@@ -365,8 +365,8 @@ def test_an_mfp_message_is_acknowledged_if_it_asks(desk: Desk) -> None:  # spec:
     assert ops(pub.take()) == ["error"]
     pub.say(mfp(1, b"\0a") + mfp(2, b"\0\0x") + mfp(2, b"\0\1x") + mfp(2, b"\0\0" + b"x" * 1001))
     assert ops(pub.take()) == ["ok", "ok", "error"]
-    desk.node.rights_of_strangers.publish = ("b",)
-    desk.node.forget_routes()
+    desk.node.clients.rights_of_strangers.publish = ("b",)
+    desk.node.topics.forget_all()
     pub.say(mfp(2, b"\0\0x"))
     assert ops(pub.take()) == ["error"]
     assert pub.is_open
@@ -404,7 +404,7 @@ def test_an_mfp_subscriber_gets_all_its_topics_in_order_of_arrival(desk: Desk) -
 
 
 def test_an_mfp_token_is_behind_the_name(desk: Desk) -> None:  # spec: mfp 8
-    desk.node.tokens = {"secret": desk.node.rights_of_strangers}.get
+    desk.node.clients.rights_of_token = {"secret": desk.node.clients.rights_of_strangers}.get
     assert ops(desk.client("mfp-1", "alice", token="secret").opening) == ["ok"]
     assert "alice" in desk.node.clients
     wrong = desk.client("mfp-1", "bob1", token="wrong")
@@ -416,7 +416,7 @@ def test_an_mfp_token_is_behind_the_name(desk: Desk) -> None:  # spec: mfp 8
 
 
 def test_a_tmq_hello_with_a_wrong_token_is_401(desk: Desk) -> None:  # spec: tmq 1
-    desk.node.tokens = lambda token: None
+    desk.node.clients.rights_of_token = lambda token: None
     client = desk.client("tmq-1.01", "c1", token="wrong")
     assert [m.content_type for m in client.opening] == [0, 401]
     assert not client.is_open
@@ -442,9 +442,9 @@ def test_tmq_server_messages_are_answered_with_rs(desk: Desk, dialect: str) -> N
     client.send(Message(op=Op.LIST, id="l", flags=Flag.RESPONSE))
     (listed,) = client.take()
     assert [each["name"] for each in json.loads(listed.payload)] == ["q"]
-    desk.node.rights_of_strangers.admin = False
+    desk.node.clients.rights_of_strangers.admin = False
     assert ask(client, Op.REMOVE, "q") == 401
-    desk.node.rights_of_strangers.admin = True
+    desk.node.clients.rights_of_strangers.admin = True
     assert ask(client, Op.REMOVE, "q") == 200
     assert ask(client, Op.REMOVE, "q") == 404
     client.send(Message(op=Op.SUBSCRIBE, address="b"))
@@ -630,8 +630,7 @@ def test_sending_to_a_client_takes_a_right(
     # decision 37
     bob = desk.client("kobold-1", "bob")
     mine = Rights("mine", publish=rights)
-    desk.node.all_rights.append(mine)
-    desk.node.tokens = {"secret": mine}.get
+    desk.node.clients.rights_of_token = {"secret": mine}.get
     alice = desk.client("kobold-3", "alice", token="secret")
     alice.send(Message(payload=b"hi", target="bob", correlation_id="t"))
     assert codes(alice) == ([] if allowed else ["unauthorized"])

@@ -22,9 +22,8 @@ ALL = ("#",)
 def with_tokens(**tokens: Rights) -> Desk:
     """A broker with these tokens, and no rights for strangers."""
     desk = Desk(Node(MemoryEngine()))
-    desk.node.rights_of_strangers = Rights("stranger")
-    desk.node.tokens = tokens.get
-    desk.node.all_rights = [desk.node.rights_of_strangers, *tokens.values()]
+    desk.node.clients.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_token = tokens.get
     return desk
 
 
@@ -108,11 +107,11 @@ def test_a_wildcard_keeps_it_a_topic_for_those_without_a_configured_right(dialec
 def test_observers_never_keep_an_address_a_topic() -> None:
     desk = Desk()
     observer = LocalSession(
-        desk.node, LocalLink("page", bool), desk.node.rights_of_strangers, desk.now
+        desk.node, LocalLink("page", bool), desk.node.clients.rights_of_strangers, desk.now
     )
     observer.observes = True
-    desk.node.subscribe(observer, "jobs", desk.now)
-    desk.node.subscribe(observer, "#", desk.now)
+    desk.node.topics.subscribe(observer, "jobs", desk.now)
+    desk.node.topics.subscribe(observer, "#", desk.now)
     client = desk.client("kobold-3")
     client.send(Message(op=Op.ENQUEUE, address="jobs", correlation_id="1"))
     assert code(client) == ""

@@ -4,18 +4,24 @@ from collections.abc import Callable
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.budget import Budget
-from wirelake.broker.flow import Flow, Policy
-from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
+from wirelake.broker.endpoint import Policy
 from wirelake.message import Message, Op
 
 OUTBOX = 10_000
 BLOCK = b"x" * 900
 
 
+def desk_of(outbox: int) -> Desk:
+    """A broker whose outboxes are full at this many bytes."""
+    desk = Desk()
+    desk.node.flow.outbox = outbox
+    return desk
+
+
 def desk_with(policies: dict[str, Policy] | None = None) -> tuple[Desk, Client, Client, Client]:
     """A broker, a publisher, a subscriber that stopped reading and one that reads."""
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX, policies=policies)))
+    desk = desk_of(OUTBOX)
+    desk.node.flow.policies = dict(policies or {})
     publisher = desk.client("kobold-3", "publisher")
     stopped, reading = desk.client("kobold-3", "stopped"), desk.client("kobold-1", "reading")
     for subscriber in (stopped, reading):
@@ -51,7 +57,7 @@ def test_a_slow_consumer_is_disconnected_after_two_seconds_and_the_event_is_coun
     assert (stopped.is_open, publisher.paused) == (True, True)
     desk.pass_time(0.75)
     assert (stopped.is_open, publisher.paused) == (False, False)
-    assert desk.node.counters["slow_consumers"] == 1
+    assert desk.node.vitals.counters["slow_consumers"] == 1
     publisher.publish("a", b"after")
     assert reading.payloads()[-1] == b"after"
 
@@ -89,7 +95,7 @@ def test_the_policy_drop_drops_the_newest_for_that_subscriber_alone() -> None:
     assert len(reading.payloads()) == 99
     stopped.drain()
     kept = len(stopped.payloads())
-    assert kept + desk.node.counters["dropped.slow_consumer"] == 99
+    assert kept + desk.node.vitals.counters["dropped.slow_consumer"] == 99
     assert kept < 20
 
 
@@ -145,7 +151,7 @@ def test_one_that_is_full_for_a_moment_does_not_suffer_for_a_slow_one() -> None:
 
 
 def test_nothing_more_is_read_from_a_client_whose_own_outbox_is_full() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "echo")
     client.subscribe("a")
     client.reads = False
@@ -159,7 +165,7 @@ def test_nothing_more_is_read_from_a_client_whose_own_outbox_is_full() -> None:
 
 
 def test_a_read_of_many_questions_stops_where_the_outbox_is_full_and_goes_on_there() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "asker")
     client.reads = False
     asked = [Message(op=Op.INFO, address="$node", correlation_id=str(n)) for n in range(200)]
@@ -175,7 +181,7 @@ def test_a_read_of_many_questions_stops_where_the_outbox_is_full_and_goes_on_the
 
 
 def test_a_long_list_is_written_as_it_is_read_and_in_order() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "reader")
     for n in range(50):
         client.send(Message(op=Op.CREATE, address=f"k/{n:02}", payload=BLOCK))
@@ -242,7 +248,8 @@ def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_rea
 
 def desk_with_budget(total: int) -> tuple[Desk, list[Client]]:
     """A broker with a large key, and clients that stopped reading."""
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=total // 2, total=total)))
+    desk = desk_of(total // 2)
+    desk.node.flow.budget.most = total
     clients = [desk.client("kobold-3", f"reader-{n}") for n in range(8)]
     clients[0].send(Message(op=Op.CREATE, address="k", payload=b"x" * 200_000))
     clients[0].take()
@@ -265,8 +272,8 @@ def test_large_answers_wait_for_the_budget_and_the_largest_outboxes_make_room() 
     assert sum(client.paused for client in clients) == 3
     desk.pass_time(0.75)
     assert clients[0].is_open
-    assert desk.node.counters["slow_consumers"] > 0
-    assert "flow.total" in str(desk.node.events[-1]["text"])
+    assert desk.node.vitals.counters["slow_consumers"] > 0
+    assert "flow.total" in str(desk.node.vitals.events[-1]["text"])
     desk.pass_time(5)
     assert not any(client.paused for client in clients if client.is_open)
     assert desk.node.flow.budget.used < 1_000_000

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker import queues as queues_module
+from wirelake.broker import queue as queue_module
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.node import Node
-from wirelake.broker.queues import HEADER_OVERHEAD, MESSAGE_OVERHEAD
-from wirelake.broker.quotas import Quotas
+from wirelake.broker.queue import HEADER_OVERHEAD, MESSAGE_OVERHEAD
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.sqlite import SqliteEngine
@@ -90,7 +89,7 @@ def test_many_keys_that_end_at_once_end_step_by_step_and_are_not_seen_meanwhile(
 def test_a_revision_is_never_used_twice_though_deleted_keys_are_forgotten() -> None:
     # decision 70
     desk = Desk()
-    desk.node.quotas = Quotas(deleted_keys=10)
+    desk.node.quotas.change(deleted_keys=10)
     client = desk.client("kobold-3")
     revision(client, Op.CREATE, "busy")
     for _ in range(50):
@@ -107,7 +106,7 @@ def test_revisions_go_on_above_the_floor_after_a_restart(tmp_path: Path) -> None
     # decision 70
     engine = SqliteEngine(tmp_path)
     node = Node(engine)
-    node.quotas = Quotas(deleted_keys=10)
+    node.quotas.change(deleted_keys=10)
     store, client = node.store, Desk(node).client("kobold-3")
     for _ in range(7):  # the last revision is 14
         for op in (store.create, store.delete):
@@ -121,16 +120,16 @@ def test_revisions_go_on_above_the_floor_after_a_restart(tmp_path: Path) -> None
 
     engine = SqliteEngine(tmp_path)
     assert {entry.key for entry in engine.entries()} - {"$floor"} == kept
-    store = Node(engine).store
-    again = Desk(store._node).client("kobold-3")
-    assert store.create(again.session, Message(address="busy"), 1.0).revision > 14
-    assert store.read(again.session, Message(address="stays")).value == b"v"
+    node = Node(engine)
+    again = Desk(node).client("kobold-3")
+    assert node.store.create(again.session, Message(address="busy"), 1.0).revision > 14
+    assert node.store.read(again.session, Message(address="stays")).value == b"v"
     engine.close()
 
 
 def test_keys_created_and_deleted_give_their_memory_back() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(deleted_keys=1000)
+    desk.node.quotas.change(deleted_keys=1000)
     client = desk.client("kobold-3")
 
     def churn(begin: int, count: int) -> None:
@@ -190,7 +189,7 @@ def test_acknowledged_messages_leave_no_deadlines_behind() -> None:
     queue = desk.node.queues.get("q")
     assert len(queue) == 0
     assert queue._deadlines.entries <= 64
-    assert desk.node.queues.wake.entries <= 2 + 64
+    assert desk.node.queues._shared.wake.entries <= 2 + 64
 
 
 def test_ids_are_forgotten_when_their_time_is_up_though_nobody_puts_anything() -> None:
@@ -205,13 +204,13 @@ def test_ids_are_forgotten_when_their_time_is_up_though_nobody_puts_anything() -
 
 
 def test_a_queue_remembers_only_so_many_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues_module, "MOST_IDS", 100)
+    monkeypatch.setattr(queue_module, "MOST_IDS", 100)
     desk = Desk()
     producer = desk.client("kobold-3", "producer")
     producer.send(*(Message(op=Op.ENQUEUE, address="q", id=f"m{k}") for k in range(150)))
     queue = desk.node.queues.get("q")
     assert (len(queue), len(queue._recent)) == (150, 100)
-    assert desk.node.counters["ids_forgotten"] == 50
+    assert desk.node.vitals.counters["ids_forgotten"] == 50
     producer.send(Message(op=Op.ENQUEUE, address="q", id="m149"))
     assert len(queue) == 150
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
-from wirelake.broker.queues import size_of
+from wirelake.broker.queue import size_of
 from wirelake.dialects import DIALECTS
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
@@ -148,7 +148,7 @@ def test_a_message_past_its_ttl_is_dropped_and_counted(desk: Desk) -> None:
     put(desk.client("kobold-3"), b"old", ttl=500)
     desk.pass_time(1)
     assert len(desk.node.queues.get("jobs")) == 0
-    assert desk.node.counters["dropped.expired"] == 1
+    assert desk.node.vitals.counters["dropped.expired"] == 1
 
 
 def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
@@ -271,7 +271,7 @@ def test_a_queue_takes_an_id_of_one_producer_once_within_the_window(desk: Desk) 
     put(desk.client("boson-binary", "other"), b"2", id="a")
     queue = desk.node.queues.get("jobs")
     assert [one.message.payload for one in queue.peek(9)] == [b"1", b"2"]
-    assert desk.node.counters["dropped.duplicate"] == 1
+    assert desk.node.vitals.counters["dropped.duplicate"] == 1
     desk.pass_time(121, step=10)
     put(producer, b"3", id="a")
     assert len(queue) == 3
@@ -330,7 +330,7 @@ def test_peek_takes_nothing_and_purge_takes_what_nobody_holds(desk: Desk) -> Non
     assert [one.message.payload for one in queue.peek(1)] == [b"2"]
     assert queue.purge() == 2
     assert (len(queue), queue.bytes) == (1, size_of(queue._held[1].stored.message))
-    assert desk.node.counters["dropped.purged"] == 2
+    assert desk.node.vitals.counters["dropped.purged"] == 2
 
 
 def test_dead_letters_can_be_moved_back(desk: Desk) -> None:

@@ -54,7 +54,7 @@ def test_the_defaults_are_those_of_the_settings() -> None:
 @pytest.mark.parametrize("kind", OF_ONE_CONNECTION)
 def test_a_connection_is_refused_more_than_its_share(desk: Desk, kind: str) -> None:
     # decision 69
-    desk.node.quotas = Quotas(**{kind: 3})
+    desk.node.quotas.change(**{kind: 3})
     client = desk.client("kobold-3", "greedy")
     assert [ask(client, kind, k) for k in range(3)] == ["", "", ""]
     refused = ask(client, kind, 3)
@@ -65,7 +65,7 @@ def test_a_connection_is_refused_more_than_its_share(desk: Desk, kind: str) -> N
 @pytest.mark.parametrize("kind", [f"all_{one}" for one in OF_ONE_CONNECTION] + ["queues", "keys"])
 def test_all_together_are_refused_more_than_there_may_be(desk: Desk, kind: str) -> None:
     # decision 69
-    desk.node.quotas = Quotas(**{kind: 4})
+    desk.node.quotas.change(**{kind: 4})
     name = kind.removeprefix("all_")
     refused = ""
     for k in range(6):  # each by another client
@@ -75,7 +75,7 @@ def test_all_together_are_refused_more_than_there_may_be(desk: Desk, kind: str) 
 
 @pytest.mark.parametrize("kind", OF_ONE_CONNECTION)
 def test_what_was_given_back_can_be_had_again(desk: Desk, kind: str) -> None:
-    desk.node.quotas = Quotas(**{kind: 2, f"all_{kind}": 4})
+    desk.node.quotas.change(**{kind: 2, f"all_{kind}": 4})
     for _ in range(5):
         client = desk.client("kobold-1", "greedy")
         assert [ask(client, kind, k)[:5] for k in range(3)] == ["", "", "busy:"]
@@ -83,7 +83,7 @@ def test_what_was_given_back_can_be_had_again(desk: Desk, kind: str) -> None:
 
 
 def test_the_same_subscription_counts_once(desk: Desk) -> None:
-    desk.node.quotas = Quotas(subscriptions=1, services=1, watches=1)
+    desk.node.quotas.change(subscriptions=1, services=1, watches=1)
     client = desk.client("kobold-3")
     for kind in ("subscriptions", "services", "watches"):
         assert [ask(client, kind, 7) for _ in range(3)] == ["", "", ""]
@@ -91,7 +91,7 @@ def test_the_same_subscription_counts_once(desk: Desk) -> None:
 
 def test_subscriptions_with_wildcards_have_a_quota_of_their_own(desk: Desk) -> None:
     # decision 62
-    desk.node.quotas = Quotas(wildcards=2)
+    desk.node.quotas.change(wildcards=2)
     client = desk.client("kobold-3")
 
     def do(op: Op, filter: str) -> bytes:
@@ -106,7 +106,7 @@ def test_subscriptions_with_wildcards_have_a_quota_of_their_own(desk: Desk) -> N
 
 
 def test_queues_that_are_consumed_count_as_subscriptions(desk: Desk) -> None:
-    desk.node.quotas = Quotas(subscriptions=2)
+    desk.node.quotas.change(subscriptions=2)
     client = desk.client("kobold-3")
     for k in range(3):
         client.send(Message(op=Op.DEQUEUE, address=f"q/{k}", correlation_id="t"))
@@ -120,7 +120,7 @@ def test_queues_that_are_consumed_count_as_subscriptions(desk: Desk) -> None:
 )
 def test_addresses_and_filters_have_so_many_levels_at_most(desk: Desk, op: Op, text: str) -> None:
     # decision 69
-    desk.node.quotas = Quotas(levels=4)
+    desk.node.quotas.change(levels=4)
     client = desk.client("kobold-3")
     level = "a" if op == Op.PUBLISH else text
     for levels, done in ((4, True), (5, False)):
@@ -133,7 +133,7 @@ def test_addresses_and_filters_have_so_many_levels_at_most(desk: Desk, op: Op, t
 
 
 def test_dead_letters_have_a_queue_whatever_the_quotas(desk: Desk) -> None:
-    desk.node.quotas = Quotas(queues=1, levels=2)
+    desk.node.quotas.change(queues=1, levels=2)
     client = desk.client("kobold-3", "worker")
     desk.node.queues.declare(QueueSettings("a/b", max_deliveries=1))
     client.send(Message(op=Op.ENQUEUE, address="a/b", payload=b"x", id="m"))
@@ -144,7 +144,7 @@ def test_dead_letters_have_a_queue_whatever_the_quotas(desk: Desk) -> None:
 
 def test_all_keys_together_have_so_many_bytes_at_most() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(key_bytes=100)
+    desk.node.quotas.change(key_bytes=100)
     client = desk.client("kobold-3")
 
     def do(op: Op, key: str, size: int = 0) -> str:

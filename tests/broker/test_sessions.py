@@ -113,7 +113,7 @@ def test_bad_addresses_are_refused_and_the_connection_lives_on(desk: Desk, diale
     else:
         client.publish("a/+", b"", ack=dialect != "boson-text")
     assert client.is_open
-    assert desk.node.counters["refused.bad_request"] >= 1
+    assert desk.node.vitals.counters["refused.bad_request"] >= 1
 
 
 @pytest.mark.parametrize("dialect", ["mfp-1", *OPS, *TMQ])
@@ -142,7 +142,7 @@ def test_a_broken_frame_ends_its_connection_and_nobody_elses(desk: Desk, dialect
     client.publish("a", b"before")
     client.say(b"\xff" * 40)
     assert not client.is_open
-    assert desk.node.counters["protocol_errors"] == 1
+    assert desk.node.vitals.counters["protocol_errors"] == 1
     assert subscriber.payloads() == [b"before"]
     assert subscriber.is_open
 
@@ -217,7 +217,7 @@ def test_a_request_without_a_reply_fails_in_time_and_a_late_reply_is_dropped(
     assert failure(answer) in ("timeout", "unavailable")
     serving.send(Message(op=Op.REPLY, correlation_id=request.correlation_id))
     assert [m for m in asking.take() if m.op != Op.PING] == []
-    assert desk.node.counters["dropped.late_reply"] == 1
+    assert desk.node.vitals.counters["dropped.late_reply"] == 1
 
 
 def test_a_requests_ttl_is_its_time_out(desk: Desk) -> None:
@@ -334,7 +334,7 @@ def test_a_payload_over_1000_bytes_is_not_sent_to_mfp_and_counted(desk: Desk) ->
     sub.subscribe("a")
     desk.client("kobold-3").publish("a", b"x" * 1001)
     assert sub.payloads() == []
-    assert desk.node.counters["dropped.untranslatable_payload"] == 1
+    assert desk.node.vitals.counters["dropped.untranslatable_payload"] == 1
 
 
 # TMQ
@@ -392,7 +392,7 @@ def test_a_redirect_carries_a_message_to_another_receiver(desk: Desk) -> None:  
     assert (message.op, message.payload, message.ttl) == (Op.DIRECT, b"hello", 2)
     alice.send(Message(op=Op.REDIRECT, target="bob1", payload=inner[:1] + b"\x01" + inner[2:]))
     assert bob.take() == []
-    assert desk.node.counters["dropped.hops"] == 1
+    assert desk.node.vitals.counters["dropped.hops"] == 1
     alice.send(Message(op=Op.REDIRECT, target="bob1", payload=b"\x00", flags=Flag.RESPONSE, id="r"))
     assert [m.content_type for m in alice.take()] == [400]
 
@@ -450,16 +450,16 @@ def test_damage_is_told_to_operators() -> None:
     engine = MemoryEngine()
     engine.damage = ["broker.db was damaged: 3 rows were lost"]
     node = Node(engine)
-    (event,) = node.events
+    (event,) = node.vitals.events
     assert (event["event"], event["text"]) == ("damage", engine.damage[0])
-    assert node.counters["events.damage"] == 1
+    assert node.vitals.counters["events.damage"] == 1
 
 
 def test_what_has_happened_is_told_to_operators_only(desk: Desk) -> None:  # decision 43
-    desk.node.event("slow_consumer", "alice", "disconnected")
+    desk.node.vitals.event("slow_consumer", "alice", "disconnected")
     client = desk.client("kobold-1")
     for admin in (True, False):
-        desk.node.rights_of_strangers.admin = admin
+        desk.node.clients.rights_of_strangers.admin = admin
         client.send(Message(op=Op.INFO, address="$node", correlation_id="t"))
         (answer,) = client.take()
         assert (b"alice" in answer.payload) is admin
@@ -529,7 +529,7 @@ def test_publishes_that_are_refused_unasked_give_one_error(desk: Desk, dialect: 
     (error,) = client.take()
     assert (error.op, error.headers["$code"]) == (Op.ERROR, "bad_request")
     assert error.payload.endswith(b"(3 published)")
-    assert desk.node.counters["refused.bad_request"] == 3
+    assert desk.node.vitals.counters["refused.bad_request"] == 3
 
 
 @pytest.mark.parametrize("dialect", ["mfp-1", "kobold-2", "boson-binary", "tmq-1.00"])
@@ -561,12 +561,11 @@ def test_an_operator_hears_of_events_and_others_may_not(desk: Desk) -> None:
     """decision 43"""
     operator = desk.client("kobold-1")
     operator.subscribe("$events")
-    desk.node.event("slow_consumer", "somebody", "was slow")
+    desk.node.vitals.event("slow_consumer", "somebody", "was slow")
     (event,) = operator.take()
     assert json.loads(event.payload)["who"] == "somebody"
     assert desk.node.state()["events"] == [json.loads(event.payload)]
-    desk.node.rights_of_strangers = Rights("few", subscribe=("#",))
-    desk.node.all_rights.append(desk.node.rights_of_strangers)
+    desk.node.clients.rights_of_strangers = Rights("few", subscribe=("#",))
     stranger = desk.client("kobold-1")
     stranger.send(Message(op=Op.SUBSCRIBE, address="$events", correlation_id="t"))
     assert stranger.take()[0].headers["$code"] == "unauthorized"

@@ -3,9 +3,6 @@
 import pytest
 
 from tests.broker.desk import Desk
-from wirelake.broker.flow import Flow
-from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
 from wirelake.message import Message, Op
 
 STREAMING = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
@@ -65,7 +62,8 @@ def test_streams_that_cannot_be_are_refused() -> None:
 
 
 def test_a_reader_that_is_slow_stops_the_writer_and_is_not_disconnected() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=10_000)))
+    desk = Desk()
+    desk.node.flow.outbox = 10_000
     alice, bob = desk.client("kobold-3", "alice"), desk.client("kobold-3", "bob")
     alice.send(Message(op=Op.OPEN, address="bob", correlation_id="s"))
     bob.reads = False

@@ -157,14 +157,14 @@ def test_where_strangers_have_no_rights_a_client_says_hello_or_is_closed(
     desk: Desk, dialect: str
 ) -> None:
     """spec: tmq 1."""
-    desk.node.rights_of_strangers = Rights("strangers")
-    desk.node.tokens = {"secret": all_rights("friends")}.get
+    desk.node.clients.rights_of_strangers = Rights("strangers")
+    desk.node.clients.rights_of_token = {"secret": all_rights("friends")}.get
     client = Client(desk, dialect)
     client.send(Message(op=Op.HANDSHAKE))
     client.send(Message(op=Op.SUBSCRIBE, address="a", id="j", flags=Flag.RESPONSE))
     assert [(m.op, m.content_type) for m in client.take()] == [(Op.HANDSHAKE, 0), (Op.ERROR, 401)]
     assert not client.is_open
-    assert desk.node.counters["refused.unauthorized"] == 1
+    assert desk.node.vitals.counters["refused.unauthorized"] == 1
     friend = desk.client(dialect, "friend", token="secret")
     assert friend.opening[1].content_type == 202
 
@@ -224,7 +224,7 @@ def test_a_pulled_message_that_is_not_acknowledged_comes_again(desk: Desk) -> No
 
 def test_a_pull_needs_the_right_to_consume(desk: Desk) -> None:  # spec: tmq 6
     desk.node.queues.declare(QueueSettings("q", mode="pull"))
-    desk.node.rights_of_strangers = Rights("strangers", publish=("#",))
+    desk.node.clients.rights_of_strangers = Rights("strangers", publish=("#",))
     client = desk.client("tmq-1.01")
     assert pull(client, "q", "r").content_type == 401
 
@@ -369,7 +369,7 @@ def test_what_is_told_and_changed_needs_rights(
     """spec: tmq 4: as in HTTP's admin interface."""
     desk.node.queues.declare(QueueSettings("house/jobs"))
     desk.client("kobold-2").subscribe("house/door", "secret")
-    desk.node.tokens = {"token": rights}.get
+    desk.node.clients.rights_of_token = {"token": rights}.get
     client = desk.client("tmq-1.01", "c", token="token")
     codes = {
         number: ask(client, number, "house/new" if number == 603 else "house/jobs", b"\0\1")[0]

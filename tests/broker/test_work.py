@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from tests.broker.desk import Client, Desk
 from tests.broker.work import steps
 from wirelake.address import matches
-from wirelake.broker.node import MANY_MEMBERS, REMOVED_AT_ONCE
-from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
+from wirelake.broker.topics import MANY_MEMBERS, REMOVED_AT_ONCE
 from wirelake.message import Message, Op
 
 LONG = {"$wait": "999999999"}
@@ -23,7 +22,7 @@ LONG = {"$wait": "999999999"}
 
 def worked_out(desk: Desk) -> int:
     """How many routes have been worked out so far."""
-    return desk.node.counters["routes_worked_out"]
+    return desk.node.vitals.counters["routes_worked_out"]
 
 
 def publish_to(client: Client, addresses: list[str]) -> None:
@@ -57,7 +56,7 @@ def test_a_wildcard_works_out_only_the_routes_that_it_matches() -> None:
 
 def test_more_changes_than_are_remembered_lose_no_subscription() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(wildcards=10_000)
+    desk.node.quotas.change(wildcards=10_000)
     publisher, subscriber = desk.client("boson-binary"), desk.client("kobold-3")
     publish_to(publisher, ["a/b"])
     subscriber.subscribe("a/+", *(f"other/{k}/+" for k in range(600)))
@@ -86,7 +85,7 @@ def test_a_client_that_leaves_with_many_filters_works_out_nothing() -> None:
 
 def test_thousands_of_filters_of_one_who_leaves_go_step_by_step() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(wildcards=10_000)
+    desk.node.quotas.change(wildcards=10_000)
     publisher, leaver = desk.client("boson-binary"), desk.client("kobold-3")
     count = 4 * REMOVED_AT_ONCE
     leaver.subscribe(*(f"{k}/+" for k in range(count)))
@@ -111,7 +110,7 @@ def test_audiences_that_nobody_uses_any_more_go() -> None:
         member.subscribe("a/#")
         publish_to(publisher, ["a/b"])
     # Without forgetting, there would be 1 + 2 + … + 450 members of audiences.
-    assert desk.node._members <= MANY_MEMBERS + 2 * len(members)
+    assert desk.node.topics._members <= MANY_MEMBERS + 2 * len(members)
     for _ in range(2):
         publish_to(publisher, ["a/b", "a/c"])
     assert all(len(member.payloads()) >= 4 for member in members)
@@ -233,7 +232,7 @@ def test_a_client_that_asks_for_much_gives_way_to_others() -> None:
     client = desk.client("kobold-3")
     client.send(*(Message(op=Op.PING, correlation_id=f"{k}") for k in range(1000)))
     assert [m.correlation_id for m in client.take()] == [f"{k}" for k in range(1000)]
-    assert desk.node.counters["gave_way"] >= 7
+    assert desk.node.vitals.counters["gave_way"] >= 7
 
 
 def test_a_publisher_to_ever_new_addresses_gives_way_to_others() -> None:
@@ -243,11 +242,11 @@ def test_a_publisher_to_ever_new_addresses_gives_way_to_others() -> None:
     subscriber.subscribe("#")
     publish_to(client, [f"new/{k}" for k in range(5000)])
     assert len(subscriber.payloads()) == 5000
-    assert desk.node.counters["gave_way"] >= 10
-    before = desk.node.counters["gave_way"]
+    assert desk.node.vitals.counters["gave_way"] >= 10
+    before = desk.node.vitals.counters["gave_way"]
     for _ in range(20):  # a steady stream does not
         publish_to(client, [f"new/{k}" for k in range(5000)])
-    assert desk.node.counters["gave_way"] <= before + 1
+    assert desk.node.vitals.counters["gave_way"] <= before + 1
 
 
 def test_frames_of_any_size_pass_through_small_turns() -> None:
@@ -269,7 +268,7 @@ def test_a_long_list_of_keys_comes_in_parts() -> None:
         *(Message(op=Op.CREATE, address=f"k/{k:04}", payload=b"v") for k in range(count)),
     )
     client.take()
-    before = desk.node.counters["gave_way"]
+    before = desk.node.vitals.counters["gave_way"]
     client.send(
         Message(op=Op.READ, address="k/#", correlation_id="list"),
         Message(op=Op.READ, address="+/nothing/here", correlation_id="none"),
@@ -279,4 +278,4 @@ def test_a_long_list_of_keys_comes_in_parts() -> None:
     assert [m.address for m in listed[:count]] == [f"k/{k:04}" for k in range(count)]
     assert [m.correlation_id for m in listed[count:]] == ["list", "none", "after"]
     assert listed[count].headers["$count"] == str(count)
-    assert desk.node.counters["gave_way"] >= before + 10
+    assert desk.node.vitals.counters["gave_way"] >= before + 10

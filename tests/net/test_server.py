@@ -86,7 +86,7 @@ async def test_a_family_refuses_the_others_and_counts_it(start: Start) -> None:
     await peer.connect(port_of(server))
     await peer.send_bytes(b"5|0|greet|hello")
     assert await peer.is_closed()
-    assert server.node.counters["protocol_errors"] == 1
+    assert server.node.vitals.counters["protocol_errors"] == 1
     await peer.close()
 
 
@@ -227,8 +227,10 @@ async def test_connections_of_one_address_are_limited_until_they_authenticate(st
     for stranger in strangers:
         await stranger.connect(port_of(server))
     assert await strangers[3].is_closed()
-    assert server.node.counters["refused_connections"] == 1
-    assert "limits.connections_per_peer (3 without a token" in str(server.node.events[-1]["text"])
+    assert server.node.vitals.counters["refused_connections"] == 1
+    assert "limits.connections_per_peer (3 without a token" in str(
+        server.node.vitals.events[-1]["text"]
+    )
     await strangers[0].close()
     while len(server._hub.connections) > 6:
         await asyncio.sleep(0.01)
@@ -255,7 +257,7 @@ async def test_a_frame_that_is_begun_and_not_finished_times_out(
     beginning = b"\0\x01\0\0" if dialect == "boson-binary" else begun[dialect[0]]
     await peer.send_bytes(beginning)
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.frame"] == 1
+    assert server.node.vitals.counters["timeouts.frame"] == 1
     assert "nothing of a frame for 0.5 s" in caplog.text
     assert "127.0.0.1:" in caplog.text
     await peer.close()
@@ -269,7 +271,7 @@ async def test_a_sequence_that_is_begun_and_not_finished_times_out(
     peer = await Peer("boson-text", "slowcoach", "pub").open(port_of(server))
     await peer.send_bytes(beginning)
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.frame"] == 1
+    assert server.node.vitals.counters["timeouts.frame"] == 1
     await peer.close()
 
 
@@ -282,7 +284,7 @@ async def test_a_handshake_that_is_not_finished_times_out(start: Start, beginnin
     if len(beginning) == 8:
         assert (await peer.receive()).op == Op.HANDSHAKE
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.handshake"] == 1
+    assert server.node.vitals.counters["timeouts.handshake"] == 1
     await peer.close()
 
 
@@ -344,7 +346,7 @@ async def test_a_frame_torn_by_hanging_up_is_counted(start: Start) -> None:
     await peer.send_bytes(b"\0\0\0\x40PUB a")
     await peer.close()
     await until(lambda: not server.node.sessions)
-    assert server.node.counters["torn_frames"] == 1
+    assert server.node.vitals.counters["torn_frames"] == 1
 
 
 async def test_the_answer_to_bad_input_is_read_by_a_client_that_goes_on_sending(
@@ -363,7 +365,7 @@ async def test_a_client_that_does_not_hang_up_is_cut_off_after_a_moment(start: S
     server = await start(LOCAL)
     peer = await Peer("boson-text", "deaf").open(port_of(server))
     await peer.send_bytes(b"?")
-    await until(lambda: server.node.counters["protocol_errors"] == 1)
+    await until(lambda: server.node.vitals.counters["protocol_errors"] == 1)
     await until(lambda: not connections(server))
     await peer.close()
 
@@ -459,7 +461,8 @@ async def test_new_settings_are_in_force_for_those_who_are_there(start: Start) -
     await publisher.send(Message(address="a"), Message(op=Op.PING, correlation_id="p"))
     assert (await publisher.receive()).op == Op.PONG
     assert server.node.flow.policy_of("a") == "pause"
-    assert all(session.rights in server.node.all_rights for session in server.node.sessions)
+    current = server.node.clients.current_rights
+    assert all(current(session.rights) is session.rights for session in server.node.sessions)
     await close_all([publisher, subscriber])
 
 
@@ -475,8 +478,8 @@ async def test_bytes_in_and_out_are_counted(start: Start) -> None:
     peer = await Peer("boson-text", "counted").open(port_of(server))
     await peer.send_bytes(b"0|0|$ping|")
     assert (await peer.receive()).op == Op.PONG
-    assert server.node.counters["bytes_in"] == len(b"0|0|$ping|")
-    assert server.node.counters["bytes_out"] == len(b"0|0|$pong|")
+    assert server.node.vitals.counters["bytes_in"] == len(b"0|0|$ping|")
+    assert server.node.vitals.counters["bytes_out"] == len(b"0|0|$pong|")
     await peer.close()
 
 

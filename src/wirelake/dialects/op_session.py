@@ -38,16 +38,16 @@ class OpSession(Session):
         message = self.authenticate(message, now)
         match message.op:
             case Op.PUBLISH if message.target:
-                self.node.send_to_client(
+                self.node.clients.send(
                     self, replace(message, op=Op.DIRECT, source=self.client_id, flags=Flag(0)), now
                 )
             case Op.PUBLISH:
-                self.node.publish_message(self, message, now)
+                self.node.router.publish_message(self, message, now)
                 return
             case Op.SUBSCRIBE:
-                self.node.subscribe(self, message.address, now, _number(message, "$count"))
+                self.node.topics.subscribe(self, message.address, now, _number(message, "$count"))
             case Op.UNSUBSCRIBE:
-                self.node.unsubscribe(self, message.address, now)
+                self.node.topics.unsubscribe(self, message.address, now)
             case Op.REQUEST:
                 if not message.correlation_id:
                     raise RefusedError("bad_request", "a request has a transaction id")
@@ -67,17 +67,17 @@ class OpSession(Session):
                 self._store(message, now)
                 return
             case Op.ENQUEUE:
-                self.node.enqueue(self, message, now)
+                self.node.queues.enqueue(self, message, now)
             case Op.DEQUEUE:
-                queue = self.node.queue_to_consume(self, message.address)
+                queue = self.node.queues.to_consume(self, message.address)
                 wait = _number(message, "$wait") / 1000
                 queue.pull(self, message, max(1, _number(message, "$count")), wait, now)
                 return
             case Op.ACK:
-                self.node.consumed_queue(self, message.address).ack(self, message.id, now)
+                self.node.queues.consumed(self, message.address).ack(self, message.id, now)
             case Op.NACK:
                 requeue = message.headers.get("$requeue", "1") != "0"
-                queue = self.node.consumed_queue(self, message.address)
+                queue = self.node.queues.consumed(self, message.address)
                 queue.nack(self, message.id, now, requeue=requeue)
             case Op.OPEN:
                 self.node.streams.open(self, message, now)
@@ -103,7 +103,7 @@ class OpSession(Session):
             case _:
                 raise RefusedError("bad_request", f"{message.op.label} is not for a broker")
         if message.correlation_id or message.flags & Flag.ACK:
-            self.node.answer(lambda: self.accept(message), kept=message.op in KEPT)
+            self.answer(lambda: self.accept(message), kept=message.op in KEPT)
 
     def _store(self, message: Message, now: float) -> None:
         """The data store always answers, once what it tells is durable."""
@@ -127,9 +127,9 @@ class OpSession(Session):
         )
         kept = store.is_changing(message.address)
         if len(value) > LARGE:
-            self.node.answer(lambda: self.send_all([answer]), kept=kept)
+            self.answer(lambda: self.send_all([answer]), kept=kept)
         else:
-            self.node.answer(lambda: self.send(answer), kept=kept, size=len(value))
+            self.answer(lambda: self.send(answer), kept=kept, size=len(value))
 
     def _list(self, message: Message) -> None:
         """Every key that a filter matches as `set`, then OK with how many (decision 39)."""
@@ -159,7 +159,7 @@ class OpSession(Session):
         token = message.headers.get("$token", "")
         client = message.headers.get("$client", "")
         if token and token != self.token:
-            self.node.authenticate(self, token)
+            self.node.clients.authenticate(self, token)
         if client and client != self.client_id:
             self.node.clients.claim(self, client, now)
         if not token and not client:
@@ -200,13 +200,13 @@ class OpSession(Session):
 
     def _tell_state(self, message: Message, now: float) -> None:
         state: object
-        self.node.check_not_stranger(self)
+        self.rights.check_not_empty()
         if message.address == "$node":
             state = self.node.state()
             if not self.rights.admin:
                 del state["events"]  # they tell who is there (decision 43)
         elif message.address == "$queues":
-            state = self.node.queue_states(self, now)
+            state = self.node.queues.states(self, now)
         else:
             raise RefusedError("not_found", f"there is no information about {message.address}")
         tells_json = DIALECTS[self.dialect].tells_json

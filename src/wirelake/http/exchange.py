@@ -331,20 +331,20 @@ def rights_of(request: Request, node: Node) -> Rights:
     """What whoever sent this may do."""
     given = request.headers.get("authorization", "")
     if not given:
-        return node.rights_of_strangers
+        return node.clients.rights_of_strangers
     kind, _, token = given.partition(" ")
     token = token.strip()
     address = request.client.host if request.client else ""
     now = time.monotonic()
-    if wait := node.guesses.wait(address, token, now):
+    if wait := node.clients.guesses.wait(address, token, now):
         raise TokenError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
-    rights = node.tokens(token) if kind.lower() == "bearer" else None
+    rights = node.clients.rights_of_token(token) if kind.lower() == "bearer" else None
     if rights is None:
         error = TokenError("unauthorized", "the token is not known")
-        error.delay = node.guesses.failed_at(address, now)
+        error.delay = node.clients.guesses.failed_at(address, now)
         raise error
-    if not node.rights_of_strangers.is_open:
-        node.guesses.succeeded_at(address, token)
+    if not node.clients.rights_of_strangers.is_open:
+        node.clients.guesses.succeeded_at(address, token)
     return rights
 
 

@@ -38,18 +38,18 @@ class BosonTextSession(Session):
         """Do what a message asks for, or raise RefusedError."""
         match message.op:
             case Op.PUBLISH:
-                self.node.publish_message(self, message, now)
+                self.node.router.publish_message(self, message, now)
                 return
             case Op.SUBSCRIBE:
-                self.node.subscribe(self, message.address, now)
+                self.node.topics.subscribe(self, message.address, now)
             case Op.UNSUBSCRIBE:
-                self.node.unsubscribe(self, message.address, now)
+                self.node.topics.unsubscribe(self, message.address, now)
             case Op.TOPIC:
                 if message.address:  # an empty one sets it back (decision 13)
-                    self.node.check_publish(self, message.address)
+                    self.node.topics.check_publish(self, message.address)
                 self.default = message.address
             case Op.AUTH:
-                self.node.authenticate(self, message.headers.get("$token", ""))
+                self.node.clients.authenticate(self, message.headers.get("$token", ""))
             case Op.PING:
                 self.send(Message(op=Op.PONG, payload=message.payload))
                 return
@@ -72,7 +72,7 @@ class BosonTextSession(Session):
     def accept(self, message: Message) -> None:
         """`$ok`: the name of the control topic, a space, its content."""
         content = message.address if message.op != Op.AUTH else ""
-        self.send(Message(op=Op.OK, payload=f"${message.op} {content}".encode()))
+        self.send(Message(op=Op.OK, payload=f"${message.op.label} {content}".encode()))
 
     def refuse_unasked(self, error: RefusedError, count: int) -> None:
         """One `$error` for all of them (decision 42)."""

@@ -36,7 +36,7 @@ class BosonTextSpeech(Speech):
         if message.op == Op.PING:
             return Ask(message, "pong")
         # A token may or may not be repeated, so an `$auth` is known by its name alone.
-        key = "$auth" if message.op == Op.AUTH else f"${message.op} {message.address}"
+        key = "$auth" if message.op == Op.AUTH else f"${message.op.label} {message.address}"
         self._asked.append(key)
         return Ask(message, key)
 

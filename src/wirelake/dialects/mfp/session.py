@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.route import wants_ack
 from wirelake.broker.session import Session
 from wirelake.dialects import DIALECTS
@@ -19,7 +20,7 @@ class MfpSession(Session):
     acknowledges = False
     connection = ""  # "pub" or "sub", once it has shaken hands
 
-    def pairs_with(self, other: Session) -> bool:
+    def pairs_with(self, other: Endpoint) -> bool:
         """A PUB and a SUB of the same id are one client (spec: identity)."""
         roles = {self.connection, other.connection} if isinstance(other, MfpSession) else {}
         return roles == set(DIALECTS[self.dialect].roles)
@@ -45,14 +46,14 @@ class MfpSession(Session):
                 return
             self._shake_hands(message, now)
         elif message.op == Op.PUBLISH and self.connection == "pub":
-            self.node.check_publish(self, message.address)
+            self.node.topics.check_publish(self, message.address)
             raise RefusedError("too_large", "a body of more than 1000 bytes")
         elif message.op == Op.TOPIC and self.connection == "pub":
-            self.node.check_publish(self, message.address)
+            self.node.topics.check_publish(self, message.address)
         elif message.op == Op.SUBSCRIBE and self.connection == "sub":
-            self.node.subscribe(self, message.address, now)
+            self.node.topics.subscribe(self, message.address, now)
         elif message.op == Op.UNSUBSCRIBE and self.connection == "sub":
-            self.node.unsubscribe(self, message.address, now)
+            self.node.topics.unsubscribe(self, message.address, now)
         else:
             raise RefusedError("bad_request", f"{message.op.label} is not for a {self.connection}")
         self.accept(message)
@@ -62,7 +63,7 @@ class MfpSession(Session):
         self.connection = message.headers["$connection"]
         try:
             if token:
-                self.node.authenticate(self, token)
+                self.node.clients.authenticate(self, token)
             self.node.clients.claim(self, name, now)
         except RefusedError as error:
             self.connection = ""

@@ -40,7 +40,7 @@ def ask(session: Session, message: Message, now: float) -> str:
     node, name = session.node, message.address
     match message.content_type:
         case codes.CREATE_CHANNEL:
-            node.check_publish(session, name)
+            node.topics.check_publish(session, name)
             if name in node.queues:
                 raise RefusedError("exists", f"{name} is a queue already")
             return ""
@@ -48,7 +48,7 @@ def ask(session: Session, message: Message, now: float) -> str:
             _require_admin(session)
             if name in node.queues:
                 node.queues.remove(name)
-            elif node.topic_subscribers(name):
+            elif node.topics.subscribers(name):
                 raise RefusedError("conflict", f"{name} is a topic that has subscribers")
             return ""
         case codes.CHANNEL:
@@ -57,7 +57,7 @@ def ask(session: Session, message: Message, now: float) -> str:
             return json.dumps(_channels(session))
         case codes.CONSUMERS:
             _require_admin(session)
-            found = node.topic_subscribers(name)
+            found = node.topics.subscribers(name)
             found += [one for one in node.sessions if name in one.consumes]
             return json.dumps([inventory.connection(one, now) for one in found])
         case codes.UPDATE_QUEUE:
@@ -137,7 +137,7 @@ def _channel(session: Session, name: str, now: float) -> dict[str, Any]:
     node = session.node
     if name in node.queues:
         return {"name": name, "kind": "queue", "queue": inventory.queue(node.queues.get(name), now)}
-    subscribers = len(node.topic_subscribers(name))
+    subscribers = len(node.topics.subscribers(name))
     if not subscribers:
         raise RefusedError("not_found", f"no queue or subscriber at {name}")
     return {"name": name, "kind": "topic", "subscribers": subscribers}

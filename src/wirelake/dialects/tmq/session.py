@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wirelake.address import check_number, check_topic
-from wirelake.broker.flow import Policy
+from wirelake.broker.endpoint import Endpoint, Policy
 from wirelake.broker.session import Session
 from wirelake.config import QueueSettings
 from wirelake.dialects.tmq import codes, server
@@ -21,8 +21,8 @@ from wirelake.wire.codec import stamp_bits
 if TYPE_CHECKING:
     from array import array
 
+    from wirelake.broker.endpoint import Link
     from wirelake.broker.node import Node
-    from wirelake.broker.session import Link
 
 #: A connection idle for so long is pinged, and closed when two pings have had no answer (seconds).
 PING_AFTER = 30.0
@@ -39,7 +39,6 @@ MANY_PULLED = 1000
 class TmqSession(Session):
     """A client that speaks TMQ."""
 
-    counts_hops = True
     accepted_by = Op.ACK
     scanner: TmqScanner
     encoder: TmqEncoder
@@ -76,7 +75,7 @@ class TmqSession(Session):
         if message.op == Op.HELLO and self.scanner.variant() != self.encoder.variant:
             self.use_variant(self.scanner.variant() or "")
             if self.filters:  # a Hello that comes late: routes know the form of subscribers
-                self.node.forget_routes()
+                self.node.topics.forget_all()
         super().control(message, now)
 
     def perform(self, message: Message, now: float) -> None:
@@ -92,33 +91,35 @@ class TmqSession(Session):
                 self._pull(message, now)
                 return
             case Op.PUBLISH:
-                if message.flags & Flag.RESPONSE and not self.node.reaches(self, message.address):
-                    self.node.check_publish(self, message.address)
+                if message.flags & Flag.RESPONSE and not self.node.topics.reaches(
+                    self, message.address
+                ):
+                    self.node.topics.check_publish(self, message.address)
                     raise RefusedError("not_found", f"nobody is there at {message.address}")
-                self.node.publish_message(self, message, now)
+                self.node.router.publish_message(self, message, now)
                 return
             case Op.DIRECT:
-                self.node.send_to_client(self, replace(message, source=self.client_id), now)
+                self.node.clients.send(self, replace(message, source=self.client_id), now)
             case Op.REPLY:
                 self._respond(message, now)
             case Op.REDIRECT:
                 self._redirect(message, now)
             case Op.SUBSCRIBE:
-                self.node.subscribe(self, message.address, now)
+                self.node.topics.subscribe(self, message.address, now)
             case Op.UNSUBSCRIBE:
-                self.node.unsubscribe(self, message.address, now)
+                self.node.topics.unsubscribe(self, message.address, now)
             case Op.DECLARE:
                 self._declare(message)
             case Op.REMOVE:
-                self.node.check_admin(self, message.address)
+                self.rights.check_removal(message.address)
                 self.node.queues.remove(message.address)
             case Op.LIST:
-                self._answer(message, codes.DONE, json.dumps(self.node.queue_states(self, now)))
+                self._answer(message, codes.DONE, json.dumps(self.node.queues.states(self, now)))
                 return
             case Op.DEQUEUE:
                 count = message.payload.decode(errors="replace").strip() or "1"
                 number = check_number(count, "a pull's payload", most=MOST_PULLED)
-                queue = self.node.queue_to_consume(self, message.address)
+                queue = self.node.queues.to_consume(self, message.address)
                 queue.pull(self, message, max(1, number), 0.0, now)
                 return
             case Op.ACK | Op.NACK:
@@ -127,7 +128,7 @@ class TmqSession(Session):
                 text = server.ask(self, message, now)
                 kept = message.content_type in server.KEPT
                 if text or message.flags & Flag.RESPONSE:
-                    self.node.answer(lambda: self._answer(message, codes.DONE, text), kept=kept)
+                    self.answer(lambda: self._answer(message, codes.DONE, text), kept=kept)
             case Op.TERMINATE:
                 self.close("terminated by the client")
             case Op.PING:
@@ -138,7 +139,7 @@ class TmqSession(Session):
                 raise RefusedError("bad_request", f"{message.op.label} is not for a broker")
         if message.flags & Flag.RESPONSE and message.op in ANSWERED:
             kept = message.op in (Op.DECLARE, Op.REMOVE)
-            self.node.answer(lambda: self._answer(message, codes.DONE), kept=kept)
+            self.answer(lambda: self._answer(message, codes.DONE), kept=kept)
 
     def _declare(self, message: Message) -> None:
         """Create a queue (spec: tmq 4)."""
@@ -161,15 +162,15 @@ class TmqSession(Session):
         if not is_held and identity in self._pulled:
             name, identity = self._pulled.pop(identity)
         if name in queues:
-            queue = self.node.consumed_queue(self, name)
+            queue = self.node.queues.consumed(self, name)
             settle = queue.ack if message.op == Op.ACK else queue.nack
             settle(self, identity, now)
             return
-        other = self.node.client_to_send_to(self, name)
+        other = self.node.clients.receiver(self, name)
         if not isinstance(other, TmqSession):
             raise RefusedError("not_found", f"{name} has no acknowledgements of direct messages")
         other.send(replace(message, source=self.client_id))
-        self.node.counters["delivered"] += 1
+        self.node.vitals.counters["delivered"] += 1
 
     def _asks_for_a_message(self, message: Message) -> bool:
         """Is this how published clients pull: RS, no payload, to a queue of mode pull?"""
@@ -179,7 +180,7 @@ class TmqSession(Session):
 
     def _pull(self, message: Message, now: float) -> None:
         """Take one message of a queue, which comes as a response (spec: tmq 6)."""
-        queue = self.node.queue_to_consume(self, message.address)
+        queue = self.node.queues.to_consume(self, message.address)
         self._pulling = message
         try:
             queue.pull(self, message, 1, 0.0, now)
@@ -212,7 +213,7 @@ class TmqSession(Session):
         self._many_pulled = max(MANY_PULLED, 2 * len(self._pulled))
 
     def send(
-        self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
+        self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
     ) -> bool:
         """Send one message; FA as the broker says."""
         if self._pulling is not None and message.op == Op.DELIVER:
@@ -244,7 +245,7 @@ class TmqSession(Session):
                 return True
             fields = server.header_lines(message.payload)
             if token := fields.get("client-token", ""):
-                self.node.authenticate(self, token)
+                self.node.clients.authenticate(self, token)
             if client_id := fields.get("client-id", ""):
                 self.node.clients.claim(self, client_id, now)
             else:
@@ -263,7 +264,7 @@ class TmqSession(Session):
         return False
 
     def _reject(self, message: Message, error: RefusedError) -> None:
-        self.node.count_refused(error.code)
+        self.node.vitals.count_refused(error.code)
         code = codes.refusal(error.code)
         self.send(Message(op=Op.ERROR, content_type=code, payload=error.text.encode()))
         self.close(str(error))
@@ -273,7 +274,7 @@ class TmqSession(Session):
         if self.node.services.is_open(message.correlation_id):
             self.node.services.reply(self, message, now)
         else:
-            self.node.send_to_client(self, replace(message, source=self.client_id), now)
+            self.node.clients.send(self, replace(message, source=self.client_id), now)
 
     def _redirect(self, message: Message, now: float) -> None:
         """The message inside, one hop older, for another receiver (spec: tmq 10)."""
@@ -289,10 +290,10 @@ class TmqSession(Session):
         inner = table.message(0)
         hops = (inner.ttl or 16) - 1
         if hops == 0:
-            self.node.count_dropped("hops")
+            self.node.vitals.count_dropped("hops")
             return
         inner = replace(inner, op=Op.DIRECT, source=self.client_id, target=message.target, ttl=hops)
-        self.node.send_to_client(self, inner, now)
+        self.node.clients.send(self, inner, now)
 
     def accept(self, message: Message) -> None:
         """A delivery message, for a producer that set DE (spec: tmq 7)."""
