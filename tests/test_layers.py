@@ -21,6 +21,7 @@ ALLOWED = {
     "http": {"address", "__version__", "broker", "config", "engine", "errors", "message", "wire"},
     "client": {"address", "config", "errors", "message", "wire"},
     "spark": {"address", "client", "errors", "message", "wire"},
+    "chat": {"address", "client", "errors", "message"},
     "testing": {
         "address",
         "broker",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import wirelake
-from tests.cli.test_chat_screen import Terminal
+from tests.cli.terminal import Terminal
 from tests.cli.test_up import Start, start
 from wirelake.cli.demo import places
 from wirelake.errors import ConfigError

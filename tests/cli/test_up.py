@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable
 
 import wirelake
-from tests.cli.test_chat_screen import CTRL_C, Terminal
+from tests.cli.terminal import CTRL_C, Terminal
 from wirelake.cli.board import Board, Figures
 from wirelake.cli.contenders import free_port
 from wirelake.cli.up import examples

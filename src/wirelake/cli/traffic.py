@@ -24,7 +24,7 @@ from itertools import count
 from typing import Any
 
 import wirelake
-from wirelake.cli.chat.bots import Bot, Crowd
+from wirelake.chat.bots import Bot, Crowd
 from wirelake.client import Client
 from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message
@@ -134,7 +134,9 @@ class Town:
         """Those who talk in the lobby; they come and go by themselves."""
         url = self.urls.get("mfp-1", "")
         talking = min(60.0, 12 * self.pace)
-        crowd = _QuietCrowd(url, ["lobby"], self.token, 5.0, talking, stay=STAY, away=AWAY)
+        crowd = Crowd(
+            url, ["lobby"], self.token, 5.0, talking, lambda text: None, stay=STAY, away=AWAY
+        )
         crowd.names = _PEOPLE if url else []
         return crowd
 
@@ -454,11 +456,6 @@ class Town:
                 self._heard(client, "direct")
                 await client.send_to(DISPATCHER, b"on my way: " + job.payload)
                 self._sent(client, "direct")
-
-
-class _QuietCrowd(Crowd):
-    def tell(self, text: str) -> None:
-        """Nobody reads it here."""
 
 
 async def _for_a_while(life: Coroutine[Any, Any, None], seconds: float | None) -> None:

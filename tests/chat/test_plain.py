@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import wirelake
-from wirelake.cli.chat.bots import names
+from wirelake.chat.bots import names
 from wirelake.config import TokenSettings, hash_token
 from wirelake.testing import Broker
 from wirelake.wire import DIALECTS

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 import typer
 
-from wirelake.cli.chat import bots as crowds
-from wirelake.cli.chat import plain as pipe
-from wirelake.cli.chat.member import LossHandler, Member, Watcher, client_of
-from wirelake.cli.chat.room import HEARTBEAT, HEARTBEATS, check_name, check_room
-from wirelake.cli.chat.session import Session
-from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, AsJson, Token, Url
+from wirelake.chat import bots as crowds
+from wirelake.chat import plain as pipe
+from wirelake.chat.room import HEARTBEAT, HEARTBEATS, check_name, check_room
+from wirelake.chat.session import joined
+from wirelake.cli.messages import (
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    AsJson,
+    Token,
+    Url,
+    as_they_come,
+    fail,
+)
 from wirelake.client.url import parse
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.errors import ConfigError, WirelakeError
 
 DEFAULT_URL = "mfp://127.0.0.1"
 DEFAULT_ROOM = "lobby"
@@ -69,9 +77,12 @@ def chat(
         parse(url)  # what is wrong with it is said before anything else
         rooms = [check_room(one) for one in topic or [DEFAULT_ROOM]]
         if bots:
-            crowd = crowds.Crowd(url, rooms, token, heartbeat, rate)
-            with suppress(KeyboardInterrupt, asyncio.CancelledError):  # that is how they end
-                asyncio.run(_until_told(crowds.run(crowd, bots, duration)))
+            crowd = crowds.Crowd(url, rooms, token, heartbeat, rate, _tell)
+            try:
+                with suppress(KeyboardInterrupt, asyncio.CancelledError):  # the usual end
+                    asyncio.run(_until_told(crowds.run(crowd, bots, duration)))
+            finally:
+                typer.echo(crowd.summary())
             if not crowd.did["joined"]:
                 raise typer.Exit(FAILED)
             return
@@ -86,12 +97,15 @@ def chat(
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise typer.Exit(INTERRUPTED) from None
     except WirelakeError as error:
-        typer.echo(f"wirelake: {error}", err=True)
-        raise typer.Exit(USAGE if isinstance(error, ConfigError) else FAILED) from None
+        fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+
+
+def _tell(text: str) -> None:
+    typer.echo(f"{datetime.now().astimezone():%H:%M:%S} {text}")
 
 
 async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Do it; SIGTERM and a closed terminal end it as Ctrl-C does, so that others see us leave."""
+    """Await it; SIGTERM and SIGHUP end it as Ctrl-C does, so that the others see us leave."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -101,14 +115,14 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
 
 async def _on_screen(url: str, name: str, token: str, rooms: list[str], heartbeat: float) -> None:
     try:
-        from wirelake.cli.chat.screen import ChatApp
+        from wirelake.chat.screen import ChatApp
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         text = "the screen needs Textual: pip install 'wirelake[chat]', or use --plain"
         raise ConfigError("chat", text) from None
     app = ChatApp(str(parse(url)))
-    async with _seated(url, name, token, rooms, heartbeat, app) as session:
+    async with joined(url, name, token, rooms, heartbeat, app) as session:
         await app.show(session)
 
 
@@ -123,44 +137,7 @@ async def _in_pipe(
     as_json: bool,
 ) -> None:
     printer = pipe.Printer(as_json=as_json)
-    async with _seated(url, name, token, rooms, heartbeat, printer) as session:
+    async with joined(url, name, token, rooms, heartbeat, printer) as session:
         printer.member = session.member
-        await pipe.talk(session, printer, duration)
-
-
-@asynccontextmanager
-async def _seated(
-    url: str, name: str, token: str, rooms: list[str], heartbeat: float, watcher: Watcher
-) -> AsyncIterator[Session]:
-    """A session of somebody who is in these rooms, the first of them in front."""
-    client = client_of(url, name, token)
-    try:
-        await client
-    except RefusedError as error:
-        if error.code in ("closed", "timeout", "unauthorized"):
-            raise
-        text = f"the broker does not take the name {name}: somebody has it, or it is not allowed"
-        raise RefusedError("exists", text) from None
-    try:
-        async with Member(client, name, watcher, heartbeat) as member:
-            with _told_of_losses(member):
-                entered = [await member.enter(one) for one in rooms]
-                yield Session(member, entered[0])
-    finally:
-        await client.close()
-
-
-@contextmanager
-def _told_of_losses(member: Member) -> Iterator[None]:
-    """What the client logs goes to the member, and not onto the screen."""
-    log, handler = logging.getLogger("wirelake.client"), LossHandler(member)
-    level, propagate = log.level, log.propagate
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        log.propagate = propagate
+        lines = as_they_come(pipe.read_lines(sys.stdin.fileno()))
+        await pipe.talk(session, printer, lines, duration)
