@@ -24,10 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.goals import WITHOUT_CAPTURE
-from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
-from wirelake.cli.contenders import Wirelake as Driver
+from bench.peers import Nats, Redis
 from wirelake.client.url import Place
 from wirelake.errors import EngineError
+from wirelake.measure.broker import HOST, encode, free_port
+from wirelake.measure.broker import Wirelake as Driver
 from wirelake.message import Flag, Message
 from wirelake.wire import encoder
 
@@ -247,7 +248,7 @@ class Wirelake(Keeper):
 
     def command(self) -> list[str]:
         """As a user starts it."""
-        serve = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+        serve = [sys.executable, "-m", "wirelake", "serve"]
         place = ["--listen", f"auto://{HOST}:{self.port}", "--data", str(self.folder)]
         return [*serve, *place, "--no-http", *self.arguments]
 

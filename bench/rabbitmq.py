@@ -27,8 +27,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from bench.keepers import BLOCK, MANY, PAYLOAD, Keeper, Say, connected
-from wirelake.cli.contenders import HOST, free_port
 from wirelake.errors import EngineError
+from wirelake.measure.broker import HOST, free_port
 
 METHOD, HEADER, BODY = 1, 2, 3
 CHANNEL = 1

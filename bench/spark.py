@@ -128,7 +128,7 @@ class MemoryReader(DataSourceReader):
 @contextmanager
 def broker(folder: Path) -> Iterator[tuple[str, str]]:
     """A broker in a process of its own: where HTTP is, and where Kobold is."""
-    command = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+    command = [sys.executable, "-m", "wirelake", "serve"]
     where = ["--data", str(folder), "--listen", "kobold://127.0.0.1:0", "--http", "127.0.0.1:0"]
     process = subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

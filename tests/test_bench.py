@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bench.goals import BEST, GOALS, Goal, goal
+from bench.peers import Nats
 from bench.rabbitmq import ACK, BODY, GET_OK, HEADER, NACK, RabbitMq, frame, method
 from bench.results import OURS, Result, quantity
 from bench.sections import SECTIONS
-from wirelake.cli.contenders import Nats
 from wirelake.errors import EngineError
 
 ROOT = Path(__file__).parent.parent

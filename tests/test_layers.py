@@ -22,6 +22,9 @@ ALLOWED = {
     "client": {"address", "config", "errors", "message", "wire"},
     "spark": {"address", "client", "errors", "message", "wire"},
     "chat": {"address", "client", "errors", "message"},
+    "demo": {"chat", "client", "errors", "message"},
+    "measure": {"__version__", "client", "errors", "message", "wire"},
+    "live": {"client", "config", "engine", "errors", "http", "message", "net", "spark"},
     "testing": {
         "address",
         "broker",

@@ -17,19 +17,18 @@ import contextlib
 import random
 import socket
 import struct
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
+from wirelake.client.loop import LoopThread
 from wirelake.client.url import parse
 from wirelake.config import Listener, Settings
 from wirelake.engine.base import Engine
@@ -49,41 +48,6 @@ RECEIVE_BUFFER = 64 << 10
 T = TypeVar("T")
 
 
-class _Loop:
-    """An event loop in a thread of its own, for callers in other threads."""
-
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run this there, and wait for what comes of it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call this there, and wait for what it returns."""
-
-        async def work() -> T:
-            return function()
-
-        return self.run(work())
-
-    def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        self.run(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
 class _Started(ABC):
     """What is started and closed by `with`, or by `async with`."""
 
@@ -99,24 +63,14 @@ class _Started(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.start)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
 
@@ -146,14 +100,14 @@ class Broker(_Started):
         self._http: HttpServer | None = None
         self.listeners: list[Listener] = []
         self._reserved: list[socket.socket] = []
-        self._loop: _Loop | None = None
+        self._loop: LoopThread | None = None
         self._server: Server | None = None
 
     def start(self) -> None:
         """Listen; after a `stop` at the same ports as before, with what its folder has kept."""
         if self._loop is not None:
             return
-        loop = _Loop("wirelake broker", uvloop.new_event_loop())
+        loop = LoopThread("wirelake broker", uvloop.new_event_loop())
         try:
             if not self.listeners:
                 self.listeners = [self._place(Listener.parse(url)) for url in self.settings.listen]
@@ -284,7 +238,7 @@ def _bound(port: int) -> socket.socket:
 class Way:
     """One direction through a proxy, for all its connections, and what is wrong with it."""
 
-    def __init__(self, loop: Callable[[], _Loop]) -> None:
+    def __init__(self, loop: Callable[[], LoopThread]) -> None:
         self._loop = loop
         self._carried = 0
         self._flowing = asyncio.Event()
@@ -389,7 +343,7 @@ class Proxy(_Started):
         self._prefix = f"{parts.scheme}://{user}{at}{host}"
         self.to_broker = Way(self._running)
         self.to_client = Way(self._running)
-        self._thread: _Loop | None = None
+        self._thread: LoopThread | None = None
         self._reserved: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -413,16 +367,11 @@ class Proxy(_Started):
         """How many connections there have been."""
         return self._accepted
 
-    @property
-    def open_connections(self) -> int:
-        """How many there are; one that was cut is there until both sides have hung up."""
-        return len(self._connections)
-
     def start(self) -> None:
         """Listen at a free port."""
         if self._thread is None:
             self._reserved = _bound(0)
-            self._thread = _Loop("wirelake proxy", asyncio.new_event_loop())
+            self._thread = LoopThread("wirelake proxy", asyncio.new_event_loop())
             self.accept()
 
     def close(self) -> None:
@@ -433,7 +382,7 @@ class Proxy(_Started):
             self._thread = None
             self._reserved.close()
 
-    def _running(self) -> _Loop:
+    def _running(self) -> LoopThread:
         if self._thread is None:
             raise ConfigError("proxy", "it is not running")
         return self._thread

@@ -18,7 +18,7 @@ from wirelake.config import TokenSettings, hash_token
 from wirelake.testing import Broker
 from wirelake.wire import DIALECTS
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()", "chat"]
+COMMAND = [sys.executable, "-m", "wirelake", "chat"]
 PATIENCE = 60  # seconds; only a broken program needs them
 
 

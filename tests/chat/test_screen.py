@@ -266,7 +266,7 @@ def test_a_taken_name_is_told_before_the_screen_opens(
 def test_without_textual_it_says_what_to_install(broker: Broker) -> None:
     without = "import sys; sys.modules['textual'] = None; from wirelake.cli import main; main()"
     url = broker.url("kobold-3")
-    terminal = Terminal("chat", url, "--name", "alice", columns=200, code=without)
+    terminal = Terminal("chat", url, "--name", "alice", columns=200, program=("-c", without))
     try:
         terminal.wait(r"wirelake: .*pip install 'wirelake\[chat\]'")
         assert terminal.process.wait(PATIENCE) == 2

@@ -16,7 +16,6 @@ from typing import Any
 
 import pyte
 
-CODE = "from wirelake.cli import main; main()"
 PATIENCE = 60  # seconds; only a broken program needs them
 
 ENTER, CTRL_N, CTRL_P, CTRL_C, TAB = "\r", "\x0e", "\x10", "\x03", "\t"
@@ -27,7 +26,11 @@ class Terminal:
     """A terminal with one program on it."""
 
     def __init__(
-        self, *arguments: str, columns: int = 80, lines: int = 24, code: str = CODE
+        self,
+        *arguments: str,
+        columns: int = 80,
+        lines: int = 24,
+        program: tuple[str, str] = ("-m", "wirelake"),
     ) -> None:
         self._screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self._screen)
@@ -42,7 +45,7 @@ class Terminal:
         for name in ("COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "TERM_PROGRAM"):
             environment.pop(name, None)
         self.process = subprocess.Popen(
-            [*shell, sys.executable, "-c", code, *arguments],
+            [*shell, sys.executable, *program, *arguments],
             start_new_session=True,
             env=environment,
         )

@@ -20,12 +20,12 @@ from deltalake import DeltaTable
 
 import wirelake
 from tests.cli.terminal import CTRL_C, Terminal
-from wirelake.cli.board import Board, Figures
-from wirelake.cli.contenders import free_port
 from wirelake.cli.up import examples
 from wirelake.config import Settings, hash_token
+from wirelake.live.board import Board
+from wirelake.live.figures import Figures
+from wirelake.measure.broker import free_port
 
-CODE = "from wirelake.cli import main; main()"
 PLACES = ["--listen", "auto://127.0.0.1:0", "--http", "127.0.0.1:0"]
 #: Seconds; only a broken program needs them.
 PATIENCE = 60
@@ -80,7 +80,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         where = () if "--listen" in arguments else PLACES
         process = await asyncio.create_subprocess_exec(
             python,
-            *("-c", CODE, "up", "--data", str(tmp_path / "data")),
+            *("-m", "wirelake", "up", "--data", str(tmp_path / "data")),
             *(*where, *map(str, arguments)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -174,7 +174,7 @@ async def test_it_ends_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> N
     reading, writing = os.pipe()
     arguments = ["up", "--no-lake", "--every", "0.2", "--data", str(tmp_path), *PLACES]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CODE, *arguments, stdout=writing, stderr=subprocess.PIPE
+        sys.executable, "-m", "wirelake", *arguments, stdout=writing, stderr=subprocess.PIPE
     )
     try:
         os.close(writing)

@@ -17,7 +17,6 @@ import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Protocol
 
 from wirelake.chat.room import (
@@ -130,12 +129,7 @@ class Member:
         self._start(self._watch())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 for name in list(self.rooms):

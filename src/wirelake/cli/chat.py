@@ -18,16 +18,8 @@ from wirelake.chat import bots as crowds
 from wirelake.chat import plain as pipe
 from wirelake.chat.room import HEARTBEAT, HEARTBEATS, check_name, check_room
 from wirelake.chat.session import joined
-from wirelake.cli.messages import (
-    FAILED,
-    INTERRUPTED,
-    USAGE,
-    AsJson,
-    Token,
-    Url,
-    as_they_come,
-    fail,
-)
+from wirelake.cli.options import AsJson, Token, Url, as_they_come
+from wirelake.cli.work import FAILED, INTERRUPTED, USAGE, fail
 from wirelake.client.url import parse
 from wirelake.errors import ConfigError, WirelakeError
 

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from wirelake.cli.show import as_object, details, plain_table, preview, printable, wide_console
+from wirelake.cli.show import as_object, details, plain_table, preview, wide_console
+from wirelake.cli.work import fail
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, printable
 from wirelake.wire import DIALECTS, Dialect, Feed, FrameTable
 
 BLOCK = 256 << 10
@@ -51,8 +52,7 @@ def inspect(
     except BrokenPipeError:
         raise
     except OSError as error:
-        typer.echo(f"wirelake: {file}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"{file}: {error.strerror}")
     except ProtocolError as error:
         typer.echo(f"wirelake: {file}: {error}", err=True)
         if error.dialect == "auto":

@@ -21,17 +21,17 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wirelake.address import check_filter
-from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token, fail
-from wirelake.cli.show import plain_table, printable, wide_console, write_object
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.cli.options import Token
+from wirelake.cli.show import STDOUT, plain_table, wide_console, write_file, write_object
+from wirelake.cli.work import USAGE, errors_in_one_line, fail
+from wirelake.errors import RefusedError
+from wirelake.message import printable
 from wirelake.wire import Dialect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wirelake.spark.storage import Storage as Place
-
-STDOUT = Path("-")
 
 
 class OnConflict(StrEnum):
@@ -176,8 +176,8 @@ def report(
     asked = {"from": since or None, "to": until or None, "filter": filter or None}
     numbers = about | asked | found
     if as_json is not None:
-        _write(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
-    _write(out, page(numbers))
+        write_file(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
+    write_file(out, page(numbers))
     if out != STDOUT:
         typer.echo(f"{found['messages']} messages; the report is in {out}", err=as_json == STDOUT)
 
@@ -464,7 +464,7 @@ def vacuum(
     hours = _seconds("--keep", keep) / 3600
     if hours < 1:
         fail("--keep: an hour is the least, as somebody may be reading or landing", USAGE)
-    with _errors_in_one_line():
+    with _with_spark():
         from wirelake.spark.commits import Table as DeltaTable
 
         place = _place(table, storage)
@@ -478,7 +478,7 @@ def vacuum(
 @contextmanager
 def _spark(name: str, master: str) -> Iterator[SparkSession]:
     """A Spark session for one job; its errors are one line."""
-    with _errors_in_one_line():
+    with _with_spark():
         from wirelake.spark import session
 
         spark = session.start(name, master)
@@ -489,19 +489,15 @@ def _spark(name: str, master: str) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _errors_in_one_line() -> Iterator[None]:
+def _with_spark() -> Iterator[None]:
+    """Tell errors in one line; one of them is that Spark is not installed."""
     try:
-        yield
+        with errors_in_one_line():
+            yield
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("pyspark", "py4j", "deltalake")):
             raise
-        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except ConfigError as error:
-        fail(str(error), USAGE)
-    except WirelakeError as error:
-        fail(str(error), FAILED)
+        fail("this needs Spark: pip install 'wirelake[spark]'")
 
 
 def _place(table: str, storage: list[str] | None) -> Place:
@@ -573,16 +569,6 @@ def _speed(text: str) -> float:
     if not 0 < speed < float("inf"):
         fail(f"--speed: {text!r} is neither a number above 0 nor max", USAGE)
     return speed
-
-
-def _write(file: Path, text: str) -> None:
-    if file == STDOUT:
-        sys.stdout.write(text)
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", FAILED)
 
 
 def _time(option: str, text: str) -> datetime | None:

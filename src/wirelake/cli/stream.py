@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,22 +19,20 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-import wirelake
-from wirelake.cli.messages import (
-    FAILED,
+from wirelake.cli.options import (
     AsJson,
     ClientId,
     Timeout,
     Token,
     Url,
     as_they_come,
-    fail,
     open_input,
-    run,
 )
-from wirelake.cli.show import as_text, printable, write_object
-from wirelake.client import Stream
+from wirelake.cli.show import as_text, write_object
+from wirelake.cli.work import FAILED, connected_for, fail
+from wirelake.client import Client, Stream
 from wirelake.errors import RefusedError
+from wirelake.message import printable
 
 BLOCK = 256 << 10
 #: A reader may rest for as long as it likes, and meanwhile the broker does not answer the writer.
@@ -70,24 +67,27 @@ def send(
     """
     source = open_input(file)
 
-    async def work() -> None:
-        async with (
-            asyncio.timeout(timeout or None),
-            wirelake.connect(
-                url, client_id=client_id, token=token, keepalive=ANY_TIME, reconnect=False
-            ) as sender,
-        ):
-            with _progress(f"to {client}", _size(source)) as progress:
-                async with await sender.stream_to(client, info=info.encode()) as stream:
-                    async for block in as_they_come(_blocks(source)):
-                        await stream.write(block)
-                        progress(stream.sent)
-                # It answers when it has read all that came before.
-                await sender.ping(timeout=ANY_TIME)
+    async def work(sender: Client) -> None:
+        with _progress(f"to {client}", _size(source)) as progress:
+            async with await sender.stream_to(client, info=info.encode()) as stream:
+                async for block in as_they_come(_blocks(source)):
+                    await stream.write(block)
+                    progress(stream.sent)
+            # It answers when it has read all that came before.
+            await sender.ping(timeout=ANY_TIME)
         if as_json:
             write_object({"client": client, "bytes": stream.sent})
 
-    run(work())
+    connected_for(
+        timeout,
+        url,
+        work,
+        must_finish=True,
+        client_id=client_id,
+        token=token,
+        keepalive=ANY_TIME,
+        reconnect=False,
+    )
 
 
 @app.command()
@@ -125,13 +125,9 @@ def recv(
     if as_json and output is None:
         raise typer.BadParameter("standard output is for the stream, unless there is --output")
 
-    async def work() -> None:
+    async def work(receiver: Client) -> None:
         done = torn = 0
-        async with (
-            asyncio.timeout(timeout or None),
-            wirelake.connect(url, client_id=id, token=token, reconnect=False) as receiver,
-            receiver.streams() as incoming,
-        ):
+        async with receiver.streams() as incoming:
             async for stream in incoming:
                 done += 1
                 place = output
@@ -151,7 +147,7 @@ def recv(
         if torn:
             raise typer.Exit(FAILED)
 
-    run(work())
+    connected_for(timeout, url, work, must_finish=True, client_id=id, token=token, reconnect=False)
 
 
 async def _receive(stream: Stream, place: Path | None) -> str | None:

@@ -10,6 +10,7 @@ import os
 import secrets
 import ssl
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,7 @@ from wirelake.wire import DIALECTS
 
 #: The newest dialect of each family, and the port it listens at (spec: the wire specification).
 NEWEST = {"boson": "boson-binary", "kobold": "kobold-3", "tmq": "tmq-1.01", "mfp": "mfp-1"}
+AUTO_PORT = 7700  # of a listener for all families
 DEFAULT_PORTS = {"boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
 
 #: A connection-id of mfp, `name` or `name:token`, has so many UTF-16 code units.
@@ -98,6 +100,29 @@ def parse(
         token,
         context,
     )
+
+
+def dialect_urls(urls: Iterable[str], *, token: str = "") -> dict[str, str]:
+    """The URL of each dialect that these listeners speak, by dialect; the first URL is taken.
+
+    `auto` stands for all dialects, a family for its own, a dialect for itself. Raises ConfigError
+    if a scheme is none of these, or what follows it is wrong.
+    """
+    found: dict[str, str] = {}
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        family, plus, over = scheme.lower().partition("+")
+        if family == "auto" and ":" not in rest.rpartition("@")[2] and "unix" not in over:
+            rest = f"{rest.rstrip('/')}:{AUTO_PORT}"
+        spoken = [name for name in DIALECTS if family in ("auto", name, name.partition("-")[0])]
+        if not spoken:
+            known = ", ".join(["auto", *DEFAULT_PORTS, *DIALECTS])
+            text = f"{family or url!r} is neither a listener nor a dialect: {known}"
+            raise ConfigError("url", text)
+        for name in spoken:
+            found.setdefault(name, f"{name}{plus}{over}{separator}{rest}")
+            parse(found[name], token=token)
+    return found
 
 
 def _context(

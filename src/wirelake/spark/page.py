@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from wirelake.message import printable
+
 Numbers = dict[str, Any]
 
 _COLOURS = {
@@ -312,9 +314,8 @@ def _colour(dialect: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Text that is nothing but text, whatever it is."""
-    seen = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in value)
-    return html.escape(seen)
+    """Text escaped for HTML, with nothing invisible in it."""
+    return html.escape(printable(value))
 
 
 def _when(time: str) -> str:

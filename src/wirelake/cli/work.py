@@ -1,0 +1,93 @@
+"""What commands do around their work: connect to a broker, and tell errors in one line.
+
+Exit codes: 1 if something was refused or failed, 2 for wrong arguments, 4 for a timeout, 130 after
+Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar, Unpack
+
+import typer
+
+from wirelake.client import Client, connect
+from wirelake.client.client import Options
+from wirelake.errors import ConfigError, RefusedError, WirelakeError
+
+FAILED, USAGE, TIMED_OUT, INTERRUPTED = 1, 2, 4, 130
+
+T = TypeVar("T")
+
+
+def fail(reason: str, code: int = FAILED) -> NoReturn:
+    """Print the reason in one line, and end the process with an exit code."""
+    typer.echo(f"wirelake: {reason}", err=True)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Turn the errors of a command into one line and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except TimeoutError as error:
+        fail(str(error) or "time is up", TIMED_OUT)
+    except WirelakeError as error:
+        if isinstance(error, RefusedError) and error.code == "timeout":
+            fail(str(error), TIMED_OUT)
+        fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; its errors end the process. So does a reader that closed our output."""
+    with errors_in_one_line():
+        try:
+            return asyncio.run(work)
+        except BrokenPipeError:
+            raise typer.Exit from None
+
+
+def connected(
+    url: str,
+    work: Callable[[Client], Coroutine[Any, Any, T]],
+    **options: Unpack[Options],
+) -> T:
+    """Connect to a broker, run `work` with the client, disconnect; returns what `work` returns.
+
+    Errors end the process.
+    """
+
+    async def whole() -> T:
+        async with connect(url, **options) as client:
+            return await work(client)
+
+    return run(whole())
+
+
+def connected_for(
+    seconds: float,
+    url: str,
+    work: Callable[[Client], Coroutine[Any, Any, None]],
+    *,
+    must_finish: bool,
+    **options: Unpack[Options],
+) -> None:
+    """As `connected`, but end after so many seconds, connecting included; 0 means no limit.
+
+    If the work is not done by then, that is an error if it `must_finish`, else the normal end.
+    """
+
+    async def whole() -> None:
+        try:
+            async with asyncio.timeout(seconds or None), connect(url, **options) as client:
+                await work(client)
+        except TimeoutError:
+            if must_finish:
+                raise
+
+    run(whole())
