@@ -58,6 +58,19 @@ def test_the_wire_benchmark_measures_everything(tmp_path: Path) -> None:
         assert case["rates"].keys() >= measured
 
 
+def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
+    file = tmp_path / "pressure.json"
+    size = ["--size", str(4 << 20), "--seconds", "0.3", "--connections", "40"]
+    command = [sys.executable, "-m", "bench.pressure", *size, "--json", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["stream"]["received"] == 4 << 20
+    assert report["slow"]["full_speed"]["alone_megabytes_a_second"] > 0
+    assert report["idle"]["connections"] == 40
+    assert report["idle"]["share"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(Nats.binary() is None, reason="nats-server is not installed")
 def test_one_run_gives_a_table_a_json_and_a_page_that_can_be_made_again(tmp_path: Path) -> None:

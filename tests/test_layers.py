@@ -126,6 +126,10 @@ def test_imports_go_down_only() -> None:
         ("broker/topics.py", "from wirelake.engine.sqlite import Sqlite"),
         ("spark/source.py", "from wirelake.broker import topics"),
         ("client/__init__.py", "from wirelake.net import listener"),
+        ("chat/room.py", "from wirelake.cli import show"),
+        ("demo/town.py", "from wirelake.live.landing import landing_lock"),
+        ("measure/broker.py", "from wirelake.broker.node import Node"),
+        ("live/group.py", "from wirelake.cli.up import examples"),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from tests.cli.command import COMMAND
 
-ROOT = Path(__file__).parent.parent.parent
 SHORT = ["--seconds", "0.01", "--rounds", "1"]
 
 
@@ -107,19 +106,6 @@ def test_a_signal_ends_it_and_its_broker(tmp_path: Path, number: signal.Signals)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
     assert not any(Path(f"/proc/{child}").exists() for child in started)
-
-
-def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
-    file = tmp_path / "pressure.json"
-    size = ["--size", str(4 << 20), "--seconds", "0.3", "--connections", "40"]
-    command = [sys.executable, "-m", "bench.pressure", *size, "--json", str(file)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["stream"]["received"] == 4 << 20
-    assert report["slow"]["full_speed"]["alone_megabytes_a_second"] > 0
-    assert report["idle"]["connections"] == 40
-    assert report["idle"]["share"] > 0
 
 
 def test_help_has_examples() -> None:

@@ -22,8 +22,6 @@ import wirelake
 from tests.cli.terminal import CTRL_C, Terminal
 from wirelake.cli.up import examples
 from wirelake.config import Settings, hash_token
-from wirelake.live.board import Board
-from wirelake.live.figures import Figures
 from wirelake.measure.broker import free_port
 
 PLACES = ["--listen", "auto://127.0.0.1:0", "--http", "127.0.0.1:0"]
@@ -372,33 +370,6 @@ def test_what_is_wrong_is_one_line_on_a_terminal_too(
     assert terminal.process.wait(PATIENCE) == 1
     assert b"\x1b[" not in terminal.seen
     assert terminal.seen.count(b"\n") == 1
-
-
-# What is shown
-
-
-FIGURES = """\
-wirelake_received_total {received}
-wirelake_delivered_total 2.0
-wirelake_clients{{dialect="mfp-1"}} 3.0
-wirelake_queue_ready{{queue="a \\"b\\""}} 4.0
-wirelake_queue_held{{queue="a \\"b\\""}} 5.0
-wirelake_log_next{{partition="0"}} 60.0
-wirelake_log_next{{partition="1"}} 40.0
-wirelake_query_lag{{partition="0",query="land-lake"}} 10.0
-wirelake_query_lag{{partition="1",query="land-lake"}} 15.0
-wirelake_query_lag{{partition="0",query="somebody"}} 99.0
-wirelake_refused_total{{reason="not_found"}} 7.0
-"""
-
-
-def test_rates_are_differences_and_a_restart_is_not_negative() -> None:
-    board = Board()
-    for at, received in enumerate([100, 150, 350, 20]):
-        board.add(Figures.parse(FIGURES.format(received=received), "land-lake", float(at)))
-    assert board.rates("received") == [50, 200, 0]
-    summary = "3 clients, 83 messages/s in, 0 out, 9 messages in queues, log 0 bytes"
-    assert board.summary() == f"{summary}, 75 rows landed, 25 to go, 7 refused"
 
 
 def test_examples_are_for_the_listeners_that_there_are() -> None:

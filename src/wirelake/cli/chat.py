@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import signal
 import sys
-from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 import typer
@@ -19,9 +17,9 @@ from wirelake.chat import plain as pipe
 from wirelake.chat.room import HEARTBEAT, HEARTBEATS, check_name, check_room
 from wirelake.chat.session import joined
 from wirelake.cli.options import AsJson, Token, Url, as_they_come
-from wirelake.cli.work import FAILED, INTERRUPTED, USAGE, fail
+from wirelake.cli.work import FAILED, errors_in_one_line, run, until_told
 from wirelake.client.url import parse
-from wirelake.errors import ConfigError, WirelakeError
+from wirelake.errors import ConfigError
 
 DEFAULT_URL = "mfp://127.0.0.1"
 DEFAULT_ROOM = "lobby"
@@ -65,44 +63,33 @@ def chat(
 
         wirelake chat tmq://localhost --bots 20 --duration 600
     """
-    try:
+    with errors_in_one_line():
         parse(url)  # what is wrong with it is said before anything else
         rooms = [check_room(one) for one in topic or [DEFAULT_ROOM]]
-        if bots:
-            crowd = crowds.Crowd(url, rooms, token, heartbeat, rate, _tell)
-            try:
-                with suppress(KeyboardInterrupt, asyncio.CancelledError):  # the usual end
-                    asyncio.run(_until_told(crowds.run(crowd, bots, duration)))
-            finally:
-                typer.echo(crowd.summary())
-            if not crowd.did["joined"]:
-                raise typer.Exit(FAILED)
-            return
-        name = check_name(name or unquote(urlsplit(url).username or "") or getpass.getuser())
-        is_screen = sys.stdin.isatty() and sys.stdout.isatty() and not plain and not as_json
-        if is_screen:
-            work = _on_screen(url, name, token, rooms, heartbeat)
-        else:
-            work = _in_pipe(url, name, token, rooms, heartbeat, duration, as_json=as_json)
-        with suppress(BrokenPipeError):
-            asyncio.run(_until_told(work))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise typer.Exit(INTERRUPTED) from None
-    except WirelakeError as error:
-        fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
+        if not bots:
+            name = check_name(name or unquote(urlsplit(url).username or "") or getpass.getuser())
+    if bots:
+        _let_talk(crowds.Crowd(url, rooms, token, heartbeat, rate, _tell), bots, duration)
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not plain and not as_json:
+        run(until_told(_on_screen(url, name, token, rooms, heartbeat)))
+    else:
+        work = _in_pipe(url, name, token, rooms, heartbeat, duration, as_json=as_json)
+        run(until_told(work))
+
+
+def _let_talk(crowd: crowds.Crowd, count: int, duration: float) -> None:
+    """Run bots until a signal ends them, or for so many seconds; then print what they did."""
+    try:
+        with suppress(KeyboardInterrupt):  # the usual end
+            asyncio.run(until_told(crowds.run(crowd, count, duration)))
+    finally:
+        typer.echo(crowd.summary())
+    if not crowd.did["joined"]:
+        raise typer.Exit(FAILED)
 
 
 def _tell(text: str) -> None:
     typer.echo(f"{datetime.now().astimezone():%H:%M:%S} {text}")
-
-
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Await it; SIGTERM and SIGHUP end it as Ctrl-C does, so that the others see us leave."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    await work
 
 
 async def _on_screen(url: str, name: str, token: str, rooms: list[str], heartbeat: float) -> None:

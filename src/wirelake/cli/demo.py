@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Awaitable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from wirelake.cli import lake
 from wirelake.cli.options import AsJson, Token
 from wirelake.cli.show import plain_table, wide_console, write_object
-from wirelake.cli.work import USAGE, fail, run
+from wirelake.cli.work import USAGE, fail, run, until_told
 from wirelake.client.http import HttpClient
 from wirelake.client.url import dialect_urls
 from wirelake.config import Settings
@@ -84,7 +82,7 @@ def demo(
     logging.getLogger("wirelake.client").addHandler(_Listener(town))
     logging.getLogger("wirelake.client").propagate = False
     try:
-        run(_until_told(_shown(town, duration)))
+        run(until_told(_shown(town, duration)))
     finally:
         if town.messages:
             tell_counts(town, as_json=as_json)
@@ -108,17 +106,6 @@ class _Listener(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Count a log line."""
         self._town.happened["refused or lost, unasked"] += 1
-
-
-async def _until_told(work: Awaitable[None]) -> None:
-    """Await it; Ctrl-C and SIGTERM end it early."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
 
 
 async def _shown(town: Town, duration: float) -> None:

@@ -7,6 +7,7 @@ Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, Unpack
@@ -50,6 +51,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             return asyncio.run(work)
         except BrokenPipeError:
             raise typer.Exit from None
+
+
+async def until_told(work: Coroutine[Any, Any, T]) -> T:
+    """Await it; SIGTERM and SIGHUP end it as Ctrl-C does, after it has cleaned up."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup makes it
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def connected(
