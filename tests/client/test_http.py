@@ -50,7 +50,7 @@ def test_a_refusal_has_the_code_and_the_text_of_the_broker() -> None:
             HttpClient(broker.http_url).ask("DELETE", "/v1/queues/none")
         assert caught.value.code == "unauthorized"
         with pytest.raises(RefusedError) as caught:
-            HttpClient(broker.http_url, "secret").get("/v1/queues/none")
+            HttpClient(broker.http_url, "secret").ask("DELETE", "/v1/queues/none")
         assert (caught.value.code, caught.value.text) == ("not_found", "no queue none")
 
 
