@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.goals import WITHOUT_CAPTURE
-from bench.peers import Nats, Redis
+from bench.peers import Nats, Redis, connected, wait_for_listener
 from wirelake.client.url import Place
 from wirelake.errors import EngineError
 from wirelake.measure.broker import HOST, encode, free_port
@@ -166,15 +166,7 @@ class Keeper(ABC):
         )
         self.pid = process.pid
         try:
-            end = time.monotonic() + self.patience
-            while True:
-                try:
-                    socket.create_connection((HOST, self.port)).close()
-                    break
-                except OSError:
-                    if process.poll() is not None or time.monotonic() > end:
-                        raise EngineError(f"{self.name} does not listen") from None
-                    time.sleep(0.05)
+            wait_for_listener(self.name, process, self.port, self.patience)
             self.prepare()
             yield
         finally:
@@ -231,13 +223,6 @@ class Keeper(ABC):
 
     def slow_down(self, publisher: socket.socket, sent: int) -> None:  # noqa: B027 - most need not
         """Wait, where a server would drop what comes too fast."""
-
-
-def connected(port: int) -> socket.socket:
-    """A plain connection."""
-    connection = socket.create_connection((HOST, port), PATIENCE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
 
 
 class Wirelake(Keeper):

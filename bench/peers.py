@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,27 @@ from wirelake.measure.broker import HOST, PATIENCE, dial, free_port, server
 from wirelake.measure.load import SERVICE, Asker, Driver, Load
 
 INBOX = "bench/inbox"
+
+
+def wait_for_listener(
+    name: str, process: subprocess.Popen[bytes], port: int, patience: float = PATIENCE
+) -> None:
+    """Wait until a server listens; EngineError if it ends, or does not in so many seconds."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            connected(port).close()
+        except RefusedError:
+            if process.poll() is not None or time.monotonic() > end:
+                raise EngineError(f"{name} does not listen") from None
+            time.sleep(0.05)
+        else:
+            return
+
+
+def connected(port: int) -> socket.socket:
+    """A connection to a server on this machine."""
+    return dial(Place("", HOST, port))
 
 
 class Peer(Driver):
@@ -52,21 +74,12 @@ class Peer(Driver):
         with tempfile.TemporaryDirectory() as folder:
             command = [str(self.binary()), *self.arguments(Path(folder))]
             with server(command) as process:
-                end = time.monotonic() + PATIENCE
-                while True:
-                    try:
-                        dial(Place("", HOST, self._port)).close()
-                    except RefusedError:
-                        if process.poll() is not None or time.monotonic() > end:
-                            raise EngineError(f"{self.program} does not listen") from None
-                        time.sleep(0.05)
-                    else:
-                        break
+                wait_for_listener(self.program, process, self._port)
                 yield
 
     def _connect(self, *asks: tuple[bytes, bytes]) -> socket.socket:
         """A connection that has sent each request, and received an answer with the bytes in it."""
-        connection = dial(Place("", HOST, self._port))
+        connection = connected(self._port)
         for data, wanted in asks:
             connection.sendall(data)
             got = b""

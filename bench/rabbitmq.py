@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from bench.keepers import BLOCK, MANY, PAYLOAD, Keeper, Say, connected
+from bench.keepers import BLOCK, MANY, PAYLOAD, Keeper, Say
+from bench.peers import connected
 from wirelake.errors import EngineError
 from wirelake.measure.broker import HOST, free_port
 
