@@ -61,7 +61,7 @@ def inspect(
 
 
 def _batches(source: BufferedReader, dialect: str | None) -> Iterator[list[tuple[int, Message]]]:
-    """The messages, with the offset in the file of the frame that each begins with."""
+    """The messages in batches, each with the file offset of its first frame."""
     feed = Feed(dialect)
 
     def tables() -> Iterator[FrameTable]:

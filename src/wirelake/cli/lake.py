@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class OnConflict(StrEnum):
-    """What landing does where another process lands the same."""
+    """What landing does if another process lands the same query."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -477,7 +477,7 @@ def vacuum(
 
 @contextmanager
 def _spark(name: str, master: str) -> Iterator[SparkSession]:
-    """A Spark session for one job; its errors are one line."""
+    """A Spark session for one job; its errors end the process."""
     with _with_spark():
         from wirelake.spark import session
 
@@ -501,14 +501,14 @@ def _with_spark() -> Iterator[None]:
 
 
 def _place(table: str, storage: list[str] | None) -> Place:
-    """Where a table is, and how it is reached."""
+    """A table's location, with the options to reach it."""
     from wirelake.spark.storage import Storage as Place
 
     return Place.of(table, _storage(storage))
 
 
 def _storage(given: list[str] | None) -> dict[str, str]:
-    """Options such as AWS_REGION=eu-west-1."""
+    """The values of `--storage` as a mapping."""
     options = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -519,7 +519,7 @@ def _storage(given: list[str] | None) -> dict[str, str]:
 
 
 def _route(text: str) -> tuple[str, str]:
-    """A filter and the name of its table."""
+    """Split FILTER=NAME."""
     filter, equals, name = text.rpartition("=")
     if not (filter and equals and name):
         fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
@@ -527,7 +527,7 @@ def _route(text: str) -> tuple[str, str]:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Names with commas between them; `none` is none."""
+    """Split column names at commas; `none` means no columns."""
     return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
@@ -553,7 +553,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 def _seconds(option: str, text: str) -> float:
-    """A time such as 500ms, 10s, 5m or 1h."""
+    """Parse a duration such as 500ms, 10s, 5m or 1h."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
     if found is None or not int(found[1]):
@@ -572,7 +572,7 @@ def _speed(text: str) -> float:
 
 
 def _time(option: str, text: str) -> datetime | None:
-    """A time as people write it, in UTC unless it says otherwise."""
+    """Parse an ISO 8601 time, in UTC unless it has a zone; None if it is empty."""
     if not text:
         return None
     try:

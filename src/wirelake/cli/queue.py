@@ -165,7 +165,7 @@ def get(
 
 
 async def _must_exist(client: Client, queue: str) -> None:
-    """Fail where the broker knows no such queue: taking from it would make it one."""
+    """End the process if there is no such queue: taking from it would make it."""
     if can(client.dialect, "list of queues"):
         names = {str(one["name"]) for one in await client.queues()}
         is_whole = len(names) < MOST_LISTED  # else it may be one of those that are not listed

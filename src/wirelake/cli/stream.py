@@ -35,7 +35,7 @@ from wirelake.errors import RefusedError
 from wirelake.message import printable
 
 BLOCK = 256 << 10
-#: A reader may rest for as long as it likes, and meanwhile the broker does not answer the writer.
+#: No timeout: while the reader pauses, the broker does not answer the writer.
 ANY_TIME = 1e9
 
 app = typer.Typer(help="Bytes from one client to another.", no_args_is_help=True)
@@ -151,7 +151,7 @@ def recv(
 
 
 async def _receive(stream: Stream, place: Path | None) -> str | None:
-    """Write a stream to its place; why it is not complete, if it is not."""
+    """Write a stream to a file or standard output; returns why it is incomplete, or None."""
     received = 0
     async with stream:
         with (
@@ -161,7 +161,7 @@ async def _receive(stream: Stream, place: Path | None) -> str | None:
             try:
                 async for block in stream:
                     target.write(block)
-                    target.flush()  # whoever reads it wants it now
+                    target.flush()  # a reader of the pipe may be waiting
                     received += len(block)
                     progress(received)
             except RefusedError as error:
@@ -188,13 +188,13 @@ def _open_output(place: Path | None) -> Iterator[BinaryIO]:
 
 
 def _file_name(client: str) -> str:
-    """The id of a client, as a name that cannot lead out of a folder."""
+    """The id of a client as a file name without separators."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in client)
     return name[:100] or "unnamed"
 
 
 def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    """What comes, as it comes."""
+    """Blocks of an input as they arrive."""
     read = getattr(source, "read1", source.read)
     with source:
         while block := read(BLOCK):
@@ -202,7 +202,7 @@ def _blocks(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _size(source: BinaryIO) -> int | None:
-    """How much there is to send, where that is known."""
+    """The bytes to send; None if that is not known."""
     if not source.seekable():
         return None
     here = source.tell()
@@ -213,7 +213,7 @@ def _size(source: BinaryIO) -> int | None:
 
 @contextmanager
 def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with the rate, on standard error, if that is a terminal; tell it the bytes so far."""
+    """A progress bar on standard error, if that is a terminal; call it with the bytes so far."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

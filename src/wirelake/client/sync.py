@@ -67,7 +67,7 @@ def connect_sync(url: str, **options: Unpack[Options]) -> SyncClient:
 
 
 class _Face(Generic[A]):
-    """The blocking face of an asynchronous object: what its methods do is said there."""
+    """The blocking face of an asynchronous object, whose methods are documented there."""
 
     def __init__(self, thread: LoopThread, inner: A) -> None:
         self._thread = thread
@@ -80,7 +80,7 @@ class _Face(Generic[A]):
 def _blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Face[A], P], T]:
-    """A method of the same name and arguments that waits."""
+    """A blocking method with the name and arguments of an asynchronous one."""
 
     @wraps(method)
     def wait(self: _Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -163,7 +163,7 @@ class SyncClient(_Face[Client]):
 
 
 class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
-    """Things as they come in: an iterator; with `with`, it says when."""
+    """An iterator over things as they arrive; with `with`, it subscribes at that point."""
 
     def __init__(
         self,
@@ -198,12 +198,12 @@ class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
             self._taken.extend(taken)
 
     def _all(self) -> Iterator[T]:
-        """Begin, and end when the loop is left."""
+        """Iterate, and unsubscribe when the `for` loop is left."""
         with self:
             yield from self
 
     def receive(self, timeout: float | None = None) -> T:
-        """The next one; RefusedError when none comes in time, or none ever will."""
+        """The next one; RefusedError if none arrives in time, or there will be no more."""
         with suppress(IndexError):
             return self._face(self._taken.popleft())
         return self._face(self._thread.run(self._inner.receive(timeout)))
@@ -258,7 +258,7 @@ class SyncDelivery(_Face[Delivery]):
 
     @property
     def attempt(self) -> int:
-        """Which delivery of it this is, from 1; 0 where the dialect does not tell."""
+        """The number of this delivery, from 1; 0 if the dialect does not say."""
         return self._inner.attempt
 
 
@@ -296,7 +296,7 @@ class SyncStream(_Face[Stream]):
 
     @property
     def source(self) -> str:
-        """The client that opened it; empty where that is this one."""
+        """The client that opened it; empty if it is this one."""
         return self._inner.source
 
     @property
@@ -311,7 +311,7 @@ class SyncStream(_Face[Stream]):
 
     @property
     def received(self) -> int:
-        """Bytes that came."""
+        """Bytes received."""
         return self._inner.received
 
     @property
