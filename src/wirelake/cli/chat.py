@@ -70,11 +70,12 @@ def chat(
             name = check_name(name or unquote(urlsplit(url).username or "") or getpass.getuser())
     if bots:
         _let_talk(crowds.Crowd(url, rooms, token, heartbeat, rate, _tell), bots, duration)
-    elif sys.stdin.isatty() and sys.stdout.isatty() and not plain and not as_json:
-        run(until_told(_on_screen(url, name, token, rooms, heartbeat)))
+        return
+    if sys.stdin.isatty() and sys.stdout.isatty() and not plain and not as_json:
+        work = _on_screen(url, name, token, rooms, heartbeat)
     else:
         work = _in_pipe(url, name, token, rooms, heartbeat, duration, as_json=as_json)
-        run(until_told(work))
+    run(until_told(work), timed_out=FAILED)  # the usual reason is a missing right
 
 
 def _let_talk(crowd: crowds.Crowd, count: int, duration: float) -> None:

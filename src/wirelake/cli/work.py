@@ -30,23 +30,23 @@ def fail(reason: str, code: int = FAILED) -> NoReturn:
 
 
 @contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Turn the errors of a command into one line and an exit code."""
+def errors_in_one_line(timed_out: int = TIMED_OUT) -> Iterator[None]:
+    """Turn the errors of a command into one line and an exit code; a timeout has its own."""
     try:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     except TimeoutError as error:
-        fail(str(error) or "time is up", TIMED_OUT)
+        fail(str(error) or "time is up", timed_out)
     except WirelakeError as error:
         if isinstance(error, RefusedError) and error.code == "timeout":
-            fail(str(error), TIMED_OUT)
+            fail(str(error), timed_out)
         fail(str(error), USAGE if isinstance(error, ConfigError) else FAILED)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], timed_out: int = TIMED_OUT) -> T:
     """Run a coroutine; its errors end the process. So does a reader that closed our output."""
-    with errors_in_one_line():
+    with errors_in_one_line(timed_out):
         try:
             return asyncio.run(work)
         except BrokenPipeError:
