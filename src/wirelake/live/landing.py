@@ -12,8 +12,8 @@ from wirelake.live.locks import locked
 
 #: Seconds between two readings of the pipeline's progress.
 LOOK = 0.25
-#: Seconds without a landed row after which the pipeline is not waited for.
-STUCK = 120.0
+#: Seconds without a landed row after which nobody waits for the pipeline any longer.
+PATIENCE = 120.0
 
 
 def missing_for_spark() -> str:
@@ -47,10 +47,12 @@ def progress(http: HttpClient, query: str) -> tuple[dict[str, int], float]:
     return {}, 0.0
 
 
-def rows_left(http: HttpClient, query: str, ends: dict[str, int]) -> Iterator[int]:
+def rows_left(
+    http: HttpClient, query: str, ends: dict[str, int], patience: float = PATIENCE
+) -> Iterator[int]:
     """Rows that a query has not read up to `ends`, again and again.
 
-    Ends with 0, or earlier if no row was read for STUCK seconds.
+    Ends with 0, or earlier if no row was read for `patience` seconds.
     """
     seen: dict[str, int] = {}
     since = time.monotonic()
@@ -60,6 +62,6 @@ def rows_left(http: HttpClient, query: str, ends: dict[str, int]) -> Iterator[in
         yield left
         if offsets != seen:
             seen, since = offsets, time.monotonic()
-        if not left or time.monotonic() - since > STUCK:
+        if not left or time.monotonic() - since > patience:
             return
         time.sleep(LOOK)
