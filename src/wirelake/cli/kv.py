@@ -29,7 +29,7 @@ from wirelake.cli.show import (
     write_object,
     write_payload,
 )
-from wirelake.cli.work import connected, connected_for
+from wirelake.cli.work import connected
 from wirelake.client import Change, Client, Entry
 from wirelake.message import printable
 
@@ -214,7 +214,8 @@ def watch(
                 if shown == count:
                     return
 
-    connected_for(timeout, url, show, must_finish=bool(count), client_id=client_id, token=token)
+    must_finish = bool(count)
+    connected(url, show, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
 
 
 def _as_object(entry: Entry | Change) -> dict[str, object]:

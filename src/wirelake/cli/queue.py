@@ -23,7 +23,7 @@ from wirelake.cli.options import (
     payloads,
 )
 from wirelake.cli.show import plain_table, wide_console, write_message, write_object
-from wirelake.cli.work import TIMED_OUT, connected, connected_for, fail
+from wirelake.cli.work import TIMED_OUT, connected, fail
 from wirelake.client import Client, Delivery
 from wirelake.client.dialects import can, require
 from wirelake.message import printable
@@ -161,7 +161,7 @@ def get(
                     return
 
     must_finish = bool(count) or not follow
-    connected_for(timeout, url, work, must_finish=must_finish, client_id=client_id, token=token)
+    connected(url, work, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
 
 
 async def _must_exist(client: Client, queue: str) -> None:

@@ -29,7 +29,7 @@ from wirelake.cli.options import (
     open_input,
 )
 from wirelake.cli.show import as_text, write_object
-from wirelake.cli.work import FAILED, connected_for, fail
+from wirelake.cli.work import FAILED, connected, fail
 from wirelake.client import Client, Stream
 from wirelake.errors import RefusedError
 from wirelake.message import printable
@@ -78,11 +78,10 @@ def send(
         if as_json:
             write_object({"client": client, "bytes": stream.sent})
 
-    connected_for(
-        timeout,
+    connected(
         url,
         work,
-        must_finish=True,
+        seconds=timeout,
         client_id=client_id,
         token=token,
         keepalive=ANY_TIME,
@@ -147,7 +146,7 @@ def recv(
         if torn:
             raise typer.Exit(FAILED)
 
-    connected_for(timeout, url, work, must_finish=True, client_id=id, token=token, reconnect=False)
+    connected(url, work, seconds=timeout, client_id=id, token=token, reconnect=False)
 
 
 async def _receive(stream: Stream, place: Path | None) -> str | None:

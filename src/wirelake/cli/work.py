@@ -68,39 +68,24 @@ async def until_told(work: Coroutine[Any, Any, T]) -> T:
 def connected(
     url: str,
     work: Callable[[Client], Coroutine[Any, Any, T]],
+    *,
+    seconds: float = 0.0,
+    must_finish: bool = True,
     **options: Unpack[Options],
 ) -> T:
     """Connect to a broker, run `work` with the client, disconnect; returns what `work` returns.
 
-    Errors end the process.
+    Errors end the process. So does the end of `seconds`, which include connecting, unless they are
+    0: if the work `must_finish`, as a timeout, else with exit code 0.
     """
 
     async def whole() -> T:
-        async with connect(url, **options) as client:
-            return await work(client)
-
-    return run(whole())
-
-
-def connected_for(
-    seconds: float,
-    url: str,
-    work: Callable[[Client], Coroutine[Any, Any, None]],
-    *,
-    must_finish: bool,
-    **options: Unpack[Options],
-) -> None:
-    """As `connected`, but end after so many seconds, connecting included; 0 means no limit.
-
-    If the work is not done by then, that is an error if it `must_finish`, else the normal end.
-    """
-
-    async def whole() -> None:
         try:
             async with asyncio.timeout(seconds or None), connect(url, **options) as client:
-                await work(client)
+                return await work(client)
         except TimeoutError:
             if must_finish:
                 raise
+            raise typer.Exit from None
 
-    run(whole())
+    return run(whole())
