@@ -26,10 +26,10 @@ from typing import Any
 from rich.console import Console
 
 from bench.results import OURS, Outcome, Result, Tell, write_json
-from wirelake.cli.bench import describe
-from wirelake.cli.contenders import HOST, encode, own_broker
-from wirelake.cli.load import beside, end_by_signals, told
 from wirelake.client.speech import speech
+from wirelake.measure.broker import HOST, encode, own_broker
+from wirelake.measure.load import beside, end_by_signals, told
+from wirelake.measure.machine import describe
 from wirelake.message import Message, Op
 
 DIALECT = "kobold-3"

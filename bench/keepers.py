@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.goals import WITHOUT_CAPTURE
-from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
-from wirelake.cli.contenders import Wirelake as Driver
+from bench.peers import Nats, Redis, connected, wait_for_listener
 from wirelake.client.url import Place
 from wirelake.dialects.codec import encoder
 from wirelake.errors import EngineError
+from wirelake.measure.broker import HOST, encode, free_port
+from wirelake.measure.broker import Wirelake as Driver
 from wirelake.message import Flag, Message, Op
 
 PAYLOAD = (b'{"temperature": 21.5, "unit": "celsius"} ' * 4)[:128]
@@ -165,15 +166,7 @@ class Keeper(ABC):
         )
         self.pid = process.pid
         try:
-            end = time.monotonic() + self.patience
-            while True:
-                try:
-                    socket.create_connection((HOST, self.port)).close()
-                    break
-                except OSError:
-                    if process.poll() is not None or time.monotonic() > end:
-                        raise EngineError(f"{self.name} does not listen") from None
-                    time.sleep(0.05)
+            wait_for_listener(self.name, process, self.port, self.patience)
             self.prepare()
             yield
         finally:
@@ -232,13 +225,6 @@ class Keeper(ABC):
         """Wait, where a server would drop what comes too fast."""
 
 
-def connected(port: int) -> socket.socket:
-    """A plain connection."""
-    connection = socket.create_connection((HOST, port), PATIENCE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
 class Wirelake(Keeper):
     """Ours."""
 
@@ -247,7 +233,7 @@ class Wirelake(Keeper):
 
     def command(self) -> list[str]:
         """As a user starts it."""
-        serve = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+        serve = [sys.executable, "-m", "wirelake", "serve"]
         place = ["--listen", f"auto://{HOST}:{self.port}", "--data", str(self.folder)]
         return [*serve, *place, "--no-http", *self.arguments]
 

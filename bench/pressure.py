@@ -28,14 +28,14 @@ from rich.console import Console
 
 from bench.results import OURS, Outcome, Tell, write_json
 from bench.results import Result as Row
-from wirelake.cli.bench import describe
-from wirelake.cli.contenders import HOST, Wirelake, encode, own_broker
-from wirelake.cli.load import Load, beside, end_by_signals, publish_rate, told
 from wirelake.client.speech import speech
 from wirelake.client.url import Place
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import Feed
 from wirelake.errors import RefusedError
+from wirelake.measure.broker import HOST, Wirelake, encode, own_broker
+from wirelake.measure.load import Load, beside, end_by_signals, publish_rate, told
+from wirelake.measure.machine import describe
 from wirelake.message import Message, Op
 
 MEBIBYTE = 1 << 20

@@ -29,6 +29,10 @@ ALLOWED = {
     "client": BASE | {"address", "codec", "config", "wire"},
     "speech": BASE | {"client.speech", "grammar", "wire"},
     "spark": BASE | {"address", "client", "codec", "wire"},
+    "chat": BASE | {"address", "client"},
+    "demo": BASE | {"chat", "client"},
+    "measure": BASE | {"__version__", "client", "codec", "wire"},
+    "live": BASE | {"client", "config", "engine", "http", "net", "spark"},
     "testing": BASE
     | {"address", "broker", "client", "codec", "config", "engine", "http", "net", "wire"},
     "": {"client", "errors", "message"},
@@ -201,6 +205,10 @@ def test_every_module_of_the_broker_has_its_place() -> None:
         ("broker/topics.py", "from wirelake.engine.sqlite import Sqlite"),
         ("spark/source.py", "from wirelake.broker import topics"),
         ("client/__init__.py", "from wirelake.net import listener"),
+        ("chat/room.py", "from wirelake.cli import show"),
+        ("demo/town.py", "from wirelake.live.landing import landing_lock"),
+        ("measure/broker.py", "from wirelake.broker.node import Node"),
+        ("live/group.py", "from wirelake.cli.up import examples"),
     ],
 )
 def test_a_forbidden_import_is_found(tmp_path: Path, file: str, code: str) -> None:

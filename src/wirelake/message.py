@@ -123,3 +123,8 @@ class Limits:
     address: int = 255
     headers: int = 64 << 10
     sequence: int = 64 << 20
+
+
+def printable(text: str) -> str:
+    """Text with escapes for characters that could control a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

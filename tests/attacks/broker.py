@@ -18,7 +18,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -33,7 +32,6 @@ LOOPBACK = "127.0.0.1"
 MIB = 1 << 20
 #: What must come is waited for this long (seconds).
 WAIT = 60.0
-PROGRAM = "from wirelake.cli import main; main()"
 
 
 def token(name: str, **rights: Any) -> str:
@@ -89,7 +87,7 @@ class Broker:
         self._file = folder / "wirelake.toml"
         self._file.write_text(config)
         self._stderr = folder / "stderr"
-        self._command = [*prefix, sys.executable, "-c", PROGRAM, "serve"]
+        self._command = [*prefix, sys.executable, "-m", "wirelake", "serve"]
         self._command += ["--config", str(self._file), "--data", str(self.data), "--http", http]
         for url in listen:
             self._command += ["--listen", url]
@@ -134,12 +132,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def configure(self, config: str) -> None:
@@ -274,12 +267,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,13 +13,11 @@ from wirelake.dialects.codec import encoder
 from wirelake.message import Message, Op
 from wirelake.wire import FrameTable
 
-CODE = "from wirelake.cli import main; main()"
-
 
 def run(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", CODE, *arguments], input=data, capture_output=True, timeout=60
+        [sys.executable, "-m", "wirelake", *arguments], input=data, capture_output=True, timeout=60
     )
 
 
@@ -163,7 +161,7 @@ def test_the_table_for_people_shows_text_and_hides_tokens_and_escapes(tmp_path: 
 def test_a_reader_that_goes_away_is_nothing_to_complain_about(tmp_path: Path) -> None:
     capture = tmp_path / "capture"
     capture.write_bytes(frames("boson-text", *[Message("a", b"x" * 100)] * 4000))
-    command = [sys.executable, "-c", CODE, "inspect", str(capture), "--json"]
+    command = [sys.executable, "-m", "wirelake", "inspect", str(capture), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr

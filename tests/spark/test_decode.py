@@ -34,13 +34,12 @@ from wirelake.spark.decode import (
 from wirelake.spark.rows import with_folders
 from wirelake.wire.arrow import SCHEMA
 
-CODE = "from wirelake.cli import main; main()"
 CAPTURES = sorted((Path(__file__).parents[2] / "examples" / "captures").iterdir())
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     """The command line, in a process of its own."""
-    return subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True)
+    return subprocess.run([sys.executable, "-m", "wirelake", *arguments], capture_output=True)
 
 
 def inspected(path: Path, *arguments: str) -> tuple[list[dict[str, Any]], bytes]:

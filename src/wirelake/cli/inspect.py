@@ -12,11 +12,12 @@ import click
 import typer
 from rich.markup import escape
 
-from wirelake.cli.show import as_object, details, plain_table, preview, printable, wide_console
+from wirelake.cli.show import as_object, details, plain_table, preview, wide_console
+from wirelake.cli.work import fail
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, printable
 from wirelake.wire import FrameTable
 
 BLOCK = 256 << 10
@@ -57,8 +58,7 @@ def inspect(
     except BrokenPipeError:
         raise
     except OSError as error:
-        typer.echo(f"wirelake: {file}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"{file}: {error.strerror}")
     except ProtocolError as error:
         typer.echo(f"wirelake: {file}: {error}", err=True)
         if error.dialect == "auto":
@@ -67,7 +67,7 @@ def inspect(
 
 
 def _batches(source: BufferedReader, dialect: str | None) -> Iterator[list[tuple[int, Message]]]:
-    """The messages, with the offset in the file of the frame that each begins with."""
+    """The messages in batches, each with the file offset of its first frame."""
     feed = Feed(dialect)
 
     def tables() -> Iterator[FrameTable]:

@@ -22,21 +22,21 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wirelake.address import check_filter
-from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token, fail
-from wirelake.cli.show import plain_table, printable, wide_console, write_object
+from wirelake.cli.options import Token
+from wirelake.cli.show import STDOUT, plain_table, wide_console, write_file, write_object
+from wirelake.cli.work import USAGE, errors_in_one_line, fail
 from wirelake.dialects import DIALECTS
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.errors import RefusedError
+from wirelake.message import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wirelake.spark.storage import Storage as Place
 
-STDOUT = Path("-")
-
 
 class OnConflict(StrEnum):
-    """What landing does where another process lands the same."""
+    """What landing does if another process lands the same query."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -180,8 +180,8 @@ def report(
     asked = {"from": since or None, "to": until or None, "filter": filter or None}
     numbers = about | asked | found
     if as_json is not None:
-        _write(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
-    _write(out, page(numbers))
+        write_file(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
+    write_file(out, page(numbers))
     if out != STDOUT:
         typer.echo(f"{found['messages']} messages; the report is in {out}", err=as_json == STDOUT)
 
@@ -468,7 +468,7 @@ def vacuum(
     hours = _seconds("--keep", keep) / 3600
     if hours < 1:
         fail("--keep: an hour is the least, as somebody may be reading or landing", USAGE)
-    with _errors_in_one_line():
+    with _with_spark():
         from wirelake.spark.commits import Table as DeltaTable
 
         place = _place(table, storage)
@@ -481,8 +481,8 @@ def vacuum(
 
 @contextmanager
 def _spark(name: str, master: str) -> Iterator[SparkSession]:
-    """A Spark session for one job; its errors are one line."""
-    with _errors_in_one_line():
+    """A Spark session for one job; its errors end the process."""
+    with _with_spark():
         from wirelake.spark import session
 
         spark = session.start(name, master)
@@ -493,30 +493,26 @@ def _spark(name: str, master: str) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _errors_in_one_line() -> Iterator[None]:
+def _with_spark() -> Iterator[None]:
+    """Tell errors in one line; one of them is that Spark is not installed."""
     try:
-        yield
+        with errors_in_one_line():
+            yield
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("pyspark", "py4j", "deltalake")):
             raise
-        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except ConfigError as error:
-        fail(str(error), USAGE)
-    except WirelakeError as error:
-        fail(str(error), FAILED)
+        fail("this needs Spark: pip install 'wirelake[spark]'")
 
 
 def _place(table: str, storage: list[str] | None) -> Place:
-    """Where a table is, and how it is reached."""
+    """A table's location, with the options to reach it."""
     from wirelake.spark.storage import Storage as Place
 
     return Place.of(table, _storage(storage))
 
 
 def _storage(given: list[str] | None) -> dict[str, str]:
-    """Options such as AWS_REGION=eu-west-1."""
+    """The values of `--storage` as a mapping."""
     options = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -527,7 +523,7 @@ def _storage(given: list[str] | None) -> dict[str, str]:
 
 
 def _route(text: str) -> tuple[str, str]:
-    """A filter and the name of its table."""
+    """Split FILTER=NAME."""
     filter, equals, name = text.rpartition("=")
     if not (filter and equals and name):
         fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
@@ -535,7 +531,7 @@ def _route(text: str) -> tuple[str, str]:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    """Names with commas between them; `none` is none."""
+    """Split column names at commas; `none` means no columns."""
     return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
@@ -561,7 +557,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 def _seconds(option: str, text: str) -> float:
-    """A time such as 500ms, 10s, 5m or 1h."""
+    """Parse a duration such as 500ms, 10s, 5m or 1h."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
     if found is None or not int(found[1]):
@@ -579,18 +575,8 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _write(file: Path, text: str) -> None:
-    if file == STDOUT:
-        sys.stdout.write(text)
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", FAILED)
-
-
 def _time(option: str, text: str) -> datetime | None:
-    """A time as people write it, in UTC unless it says otherwise."""
+    """Parse an ISO 8601 time, in UTC unless it has a zone; None if it is empty."""
     if not text:
         return None
     try:

@@ -18,7 +18,6 @@ import ssl
 from collections.abc import Generator, Mapping
 from dataclasses import fields
 from os import PathLike
-from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import cbor2
@@ -105,12 +104,7 @@ class Client:
         await self._lines.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __await__(self) -> Generator[Any, None, Client]:

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from wirelake.client.connection import Line
@@ -42,12 +41,7 @@ class Service:
         self._pump = asyncio.create_task(self._answer_all(line))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._lines.stop_service(self)
         await self.stop()
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import ssl
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
 from urllib.parse import unquote, urlsplit
 
-from wirelake.dialects import DIALECTS, Dialect, families
+from wirelake.dialects import AUTO, AUTO_PORT, DIALECTS, Dialect, families
 from wirelake.errors import ConfigError
 
 
@@ -92,6 +93,29 @@ def parse(
         token,
         context,
     )
+
+
+def dialect_urls(urls: Iterable[str], *, token: str = "") -> dict[str, str]:
+    """The URL of each dialect that these listeners speak, by dialect; the first URL is taken.
+
+    `auto` stands for all dialects, a family for its own, a dialect for itself. Raises ConfigError
+    if a scheme is none of these, or what follows it is wrong.
+    """
+    found: dict[str, str] = {}
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        family, plus, over = scheme.lower().partition("+")
+        if family == AUTO and ":" not in rest.rpartition("@")[2] and "unix" not in over:
+            rest = f"{rest.rstrip('/')}:{AUTO_PORT}"
+        spoken = [one.name for one in DIALECTS.values() if family in (AUTO, one.name, one.family)]
+        if not spoken:
+            known = ", ".join([AUTO, *families(), *DIALECTS])
+            text = f"{family or url!r} is neither a listener nor a dialect: {known}"
+            raise ConfigError("url", text)
+        for name in spoken:
+            found.setdefault(name, f"{name}{plus}{over}{separator}{rest}")
+            parse(found[name], token=token)
+    return found
 
 
 def _context(

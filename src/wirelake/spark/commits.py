@@ -162,11 +162,6 @@ class Table:
         """The columns that name its folders."""
         return tuple(self._table.metadata().partition_columns)
 
-    def uris(self) -> list[str]:
-        """Its files: absolute paths, or addresses in a store."""
-        with delta_errors(self.storage):
-            return list(self._table.file_uris())
-
     def files(self) -> list[Written]:
         """Its files, as commits know them, the oldest first."""
         names = self.partition_by

@@ -30,7 +30,7 @@ from wirelake.spark.compaction import FEW, Compactor
 from wirelake.spark.files import FILE_BYTES, TableWriter
 from wirelake.spark.lakes import Batch, DeltaLake, Lake, Output, Ready, Route, lake
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Log, Offsets, Range
+from wirelake.spark.offsets import Log, Offsets, Range, query_name
 from wirelake.spark.rows import ERRORS, ROWS, matching, sift, with_folders
 from wirelake.spark.storage import Storage
 
@@ -76,8 +76,7 @@ class Options:
     @property
     def name(self) -> str:
         """What the table and the broker call this query."""
-        name = self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}"
-        return re.sub("[^A-Za-z0-9._-]", "_", name)[:80]
+        return query_name(self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}")
 
     @property
     def filters(self) -> tuple[str, ...]:

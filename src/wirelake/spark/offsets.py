@@ -13,6 +13,7 @@ name under which the broker shows its progress, so that it keeps that name when 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,11 @@ SHARED_ROWS = 100_000
 PATIENCE = 60.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def query_name(name: str) -> str:
+    """A query's name as broker and tables store it; that of landing a table is `land-TABLE`."""
+    return re.sub("[^A-Za-z0-9._-]", "_", name)[:80]
 
 
 @dataclass(frozen=True, slots=True)

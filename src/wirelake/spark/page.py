@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from wirelake.dialects import DIALECTS
+from wirelake.message import printable
 
 Numbers = dict[str, Any]
 
@@ -305,9 +306,8 @@ def _colour(dialect: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Text that is nothing but text, whatever it is."""
-    seen = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in value)
-    return html.escape(seen)
+    """Text escaped for HTML, with nothing invisible in it."""
+    return html.escape(printable(value))
 
 
 def _when(time: str) -> str:

@@ -1,17 +1,19 @@
-"""What a person at a keyboard does in the chat: talk in the room in front, and the commands.
+"""One person's chat: joining, talking in the current room, and the `/` commands.
 
-A line that begins with `/` is a command, with `//` it is talk that begins with `/`. What a command
-has to say is a notice in the room in front.
+A line that begins with `/` is a command; one that begins with `//` is talk that begins with `/`.
+The output of a command is a notice in the current room.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
-from wirelake.cli.chat.member import Member
-from wirelake.cli.chat.room import MARKS, Kind, Room, Tick, check_name, check_room
-from wirelake.errors import WirelakeError
+from wirelake.chat.member import Member, Watcher, client_of
+from wirelake.chat.room import MARKS, Kind, Room, Tick, check_name, check_room
+from wirelake.errors import RefusedError, WirelakeError
 
 COMMANDS = {
     "/join ROOM": "go into a room, or to one you are in",
@@ -35,7 +37,7 @@ MEANINGS = {
 
 
 class Session:
-    """One person's chat: the member, and the room in front."""
+    """A member, its current room, and the commands."""
 
     def __init__(self, member: Member, room: Room) -> None:
         self.member = member
@@ -53,7 +55,7 @@ class Session:
         }
 
     async def type(self, line: str) -> None:
-        """Do what a line says."""
+        """Execute a typed line: a command, or talk."""
         line = line.strip()
         try:
             if line.startswith("/") and not line.startswith("//"):
@@ -68,16 +70,16 @@ class Session:
             self.tell(str(error))
 
     def tell(self, text: str) -> None:
-        """A notice in the room in front."""
+        """Show a notice in the current room."""
         self.member.tell(self.room, text)
 
     def turn_to(self, room: Room) -> None:
-        """Bring a room to the front."""
+        """Make a room the current one."""
         self.room = room
         self.member.look_at(room)
 
     def turn(self, step: int) -> None:
-        """Bring the next room to the front, or the one before."""
+        """Make the next room (1) or the previous one (-1) the current one."""
         rooms = list(self.member.rooms.values())
         self.turn_to(rooms[(rooms.index(self.room) + step) % len(rooms)])
 
@@ -121,3 +123,56 @@ class Session:
 
     async def _quit(self, _: str) -> None:
         self.over.set()
+
+
+@asynccontextmanager
+async def joined(
+    url: str, name: str, token: str, rooms: list[str], heartbeat: float, watcher: Watcher
+) -> AsyncIterator[Session]:
+    """Connect, join the rooms, and leave them at the end; the first room is the current one.
+
+    Raises RefusedError: `exists` if the broker or a room has somebody of that name already.
+    """
+    client = client_of(url, name, token)
+    try:
+        await client
+    except RefusedError as error:
+        if error.code in ("closed", "timeout", "unauthorized"):
+            raise
+        text = f"the broker does not take the name {name}: somebody has it, or it is not allowed"
+        raise RefusedError("exists", text) from None
+    try:
+        async with Member(client, name, watcher, heartbeat) as member:
+            with _losses_reported_to(member):
+                entered = [await member.enter(one) for one in rooms]
+                yield Session(member, entered[0])
+    finally:
+        await client.close()
+
+
+@contextmanager
+def _losses_reported_to(member: Member) -> Iterator[None]:
+    """Send the client's log to the member, instead of onto the screen."""
+    log, handler = logging.getLogger("wirelake.client"), LossHandler(member)
+    level, propagate = log.level, log.propagate
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+
+
+class LossHandler(logging.Handler):
+    """Tells a member that its client logged a lost connection or a retry."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(logging.INFO)
+        self._member = member
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass a log line on; the client logs in the event loop, so this runs there too."""
+        self._member.lose(record.getMessage())

@@ -1,28 +1,25 @@
-"""Somebody in the chat: a client of the broker, the rooms it is in, and what it knows of them.
+"""A member of the chat: a client of the broker, and the rooms it is in.
 
-A member hears its own words, too, as it subscribes to the rooms that it talks in. So it needs no
-help of the dialect to know that a connection works: it does if what the member says comes back.
-A loss shows in the client's log at once; else when signs of life stop coming back.
+A member subscribes to the rooms that it talks in, so it receives its own messages. That is how it
+knows, in any dialect, that the connection works. It learns of a loss from the client's log, or by
+not receiving its own heartbeats any more.
 
-What is said goes out in order, and again, under its id, if the connection broke before the broker
-acknowledged it: members do not show an id twice. That something has been shown is said by one
-member for all: each waits for a moment of its own, and keeps quiet if another was faster.
+Messages go out in order. If the connection breaks before the broker acknowledged one, it is sent
+again with the same id, and members ignore an id that they have already. One read receipt is enough
+for all members: each waits for a random time, and sends none if another member was faster.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Protocol
 
-import wirelake
-from wirelake.cli.chat.room import (
+from wirelake.chat.room import (
     ASIDE,
     HEARTBEAT,
     MISSING,
@@ -37,21 +34,23 @@ from wirelake.cli.chat.room import (
     pieces,
     read,
 )
-from wirelake.client import Client, Messages
+from wirelake.client import Client, Messages, connect
+from wirelake.client.speech import can
 from wirelake.client.url import parse
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
 from wirelake.message import Message
 
-#: Seconds: for those who are here to say so; at most, for one's own words to come back.
+#: Seconds to wait for heartbeats of other members; timeout for our own message to come back.
 ANSWERS = 0.5
 ECHO = 5.0
-#: Members wait up to so long (seconds) before they say the same as others may.
+#: Longest random wait, in seconds, before a heartbeat on request and before a read receipt.
 SPREAD_HERE, SPREAD_SEEN = 0.25, 0.8
-#: After a loss, those who do not answer within so many seconds are gone.
+#: Seconds that members have to answer after a lost connection, before they are removed.
 GRACE = 5.0
-#: A message that cannot be delivered is tried again after so many seconds, and for so long.
+#: Seconds between retries of a message that could not be delivered, and until it fails.
 AGAIN, PATIENCE = 0.5, 60.0
-#: For an answer of the broker, and at most before the next try to reach it (seconds).
+#: Seconds: timeout for an answer of the broker; longest pause before connecting again.
 ANSWER_TIME, MAX_DELAY = 10.0, 5.0
 FAREWELL = 1.0
 
@@ -61,10 +60,13 @@ MAX_SHOWN = 2000  # characters of a plain client's message
 
 
 def client_of(url: str, name: str, token: str) -> Client:
-    """A client whose id is the name, where the dialect has ids; ConfigError if it cannot be."""
-    client_id = "" if parse(url).dialect == "boson-text" else name
+    """A client whose id is the name, if the dialect has client ids.
+
+    Raises ConfigError if the name cannot be a client id.
+    """
+    client_id = name if can(parse(url).dialect, "client id") else ""
     try:
-        return wirelake.connect(
+        return connect(
             url, client_id=client_id, token=token, timeout=ANSWER_TIME, max_delay=MAX_DELAY
         )
     except ConfigError as error:
@@ -74,26 +76,26 @@ def client_of(url: str, name: str, token: str) -> Client:
 
 
 class Watcher(Protocol):
-    """Who a member tells what happens."""
+    """What a member reports events to."""
 
     def is_watching(self, room: Room) -> bool:
-        """Is what is said in a room being shown right now?"""
+        """Whether the room is on the screen right now."""
 
     def added(self, room: Room, entry: Entry) -> None:
-        """There is a new entry."""
+        """The room's history has a new entry."""
 
     def ticked(self, room: Room, entry: Entry) -> None:
-        """More is known of what we said."""
+        """The delivery state of a message of ours changed."""
 
     def stirred(self) -> None:
-        """Who is here, or how the connection is, has changed."""
+        """The members or the state of the connection changed."""
 
     def ended(self, error: WirelakeError) -> None:
-        """The connection will not come back."""
+        """The connection is lost for good."""
 
 
 class Member:
-    """Somebody in the chat, while inside `async with`."""
+    """A member, from the beginning to the end of `async with`."""
 
     def __init__(
         self, client: Client, name: str, watcher: Watcher, heartbeat: float = HEARTBEAT
@@ -101,12 +103,12 @@ class Member:
         self.id = secrets.token_hex(4)
         self.name = name
         self.rooms: dict[str, Room] = {}
-        self.trouble = ""  # why there is no connection, while there is none
+        self.trouble = ""  # why there is no connection; empty while there is one
         self._client = client
         self._watcher = watcher
         self._heartbeat = heartbeat
-        self._has_acks = client.dialect != "boson-text"
-        self._has_addresses = client.dialect != "mfp-1"
+        self._has_acks = can(client.dialect, "acknowledgement of a publish")
+        self._has_addresses = DIALECTS[client.dialect].has_addresses
         self._has_ear = False
         self._entering: dict[str, Room] = {}
         self._subscriptions: dict[str, AsyncExitStack] = {}
@@ -114,7 +116,7 @@ class Member:
         self._group = asyncio.TaskGroup()  # a task that crashes is a bug: everything ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[tuple[Kind, str], asyncio.TimerHandle] = {}
-        self._unseen: dict[str, list[str]] = {}  # by room: ids shown here, which nobody said yet
+        self._unseen: dict[str, list[str]] = {}  # by room: ids without a read receipt yet
         self._outgoing: asyncio.Queue[tuple[Room, Entry, Note, float]] = asyncio.Queue(MAX_WAITING)
         self._said = 0
         self._echo = asyncio.Event()
@@ -129,12 +131,7 @@ class Member:
         self._start(self._watch())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 for name in list(self.rooms):
@@ -157,7 +154,7 @@ class Member:
     # Rooms
 
     async def enter(self, name: str) -> Room:
-        """Join a room, unless somebody of our name is there."""
+        """Join a room, unless somebody of our name is there: then RefusedError `exists`."""
         if name in self.rooms:
             return self.rooms[name]
         if name in self._entering:
@@ -166,7 +163,7 @@ class Member:
         stack = self._subscriptions[name] = AsyncExitStack()
         try:
             if not self._has_addresses and not self._has_ear:
-                # Here every subscription gets everything: listen to one, and keep it.
+                # In mfp each subscription delivers the messages of all rooms: read one of them.
                 ear = self._client.subscribe(name + ASIDE)
                 messages = await self._stack.enter_async_context(ear)
                 self._start(self._listen(messages, self._hear))
@@ -211,7 +208,7 @@ class Member:
             await self._subscriptions.pop(name).aclose()
 
     async def rename(self, name: str) -> None:
-        """Take another name, and say so."""
+        """Change the name and announce it; RefusedError `exists` if a member has it."""
         if any(self._is_taken(room, name) for room in self.rooms.values()):
             raise RefusedError("exists", f"somebody is called {name} already")
         self.name = name
@@ -222,7 +219,7 @@ class Member:
         return name.casefold() in (one.casefold() for one in room.names())
 
     def tell(self, room: Room, text: str) -> None:
-        """Put a notice into a room's history, for our own eyes."""
+        """Add a notice to a room's history; it is not sent."""
         entry = Entry(datetime.now().astimezone(), None, text)
         room.add(entry)
         self._watcher.added(room, entry)
@@ -230,7 +227,7 @@ class Member:
     # Talking
 
     async def say(self, room: Room, text: str, kind: Kind = Kind.SAY) -> None:
-        """Say something, in several messages where it is long; it goes out as soon as it can."""
+        """Queue a text to be sent, as several messages if it is long."""
         whole = Note(kind, room.name, self.name, f"{self.id}.{10**9 - 1}", clean(text))
         for piece in pieces(whole):
             self._said += 1
@@ -243,7 +240,7 @@ class Member:
             await self._outgoing.put((room, entry, note, give_up))
 
     async def finish(self) -> None:
-        """Wait until everything that was said is delivered, or has failed."""
+        """Wait until each queued message was delivered or has failed."""
         await self._outgoing.join()
 
     async def _send(self) -> None:
@@ -252,7 +249,7 @@ class Member:
             self._outgoing.task_done()
 
     async def _deliver(self, room: Room, entry: Entry, note: Note, give_up: float) -> None:
-        """Give a message to the broker, again until it has it or time is up."""
+        """Publish a message, with retries until it is accepted, refused or too old."""
         loop = asyncio.get_running_loop()
         while True:
             if not self.trouble:
@@ -315,7 +312,7 @@ class Member:
             self._hear_presence(room, note)
 
     def _hear_plain(self, message: Message) -> None:
-        """Somebody said something without our form; in mfp, perhaps in any of our rooms."""
+        """Show a plain client's message; mfp does not say in which of our rooms it was."""
         room = self.rooms.get(message.address)
         if room is None and not message.address:
             rooms = sorted(self.rooms.values(), key=self._watcher.is_watching)
@@ -327,7 +324,7 @@ class Member:
             self._add(room, Entry(datetime.now().astimezone(), Kind.SAY, text))
 
     def _add(self, room: Room, entry: Entry) -> None:
-        """Add what another one said."""
+        """Add another member's talk."""
         if not room.add(entry):
             return
         if entry.id:
@@ -342,7 +339,7 @@ class Member:
         self._watcher.added(room, entry)
 
     def look_at(self, room: Room) -> None:
-        """All of a room is being shown now."""
+        """The room is on the screen now: nothing in it is unread."""
         room.unread, room.is_mentioned = 0, False
         if self._unseen.get(room.name):
             self._soon(Kind.SEEN, room, SPREAD_SEEN)
@@ -369,7 +366,7 @@ class Member:
         self._watcher.stirred()
 
     def _soon(self, kind: Kind, room: Room, spread: float) -> None:
-        """Say what others may say at the same time, after a moment of our own."""
+        """Send a note after a random wait, which other members may make needless."""
         key = (kind, room.name)
         if key not in self._timers:
             loop = asyncio.get_running_loop()
@@ -390,10 +387,10 @@ class Member:
         with suppress(RefusedError):
             await self._publish(note, timeout=self._heartbeat)
 
-    # Signs of life, and losses
+    # Heartbeats and lost connections
 
     async def _beat(self) -> None:
-        """Say that we are here; and see whether it comes back."""
+        """Send heartbeats, and check that they come back."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._heartbeat * random.uniform(0.8, 1.0))
@@ -403,7 +400,7 @@ class Member:
                 self.lose("the broker is silent")
 
     async def _watch(self) -> None:
-        """Miss those who show no sign of life, unless it is us who are cut off."""
+        """Remove members whose heartbeats stopped, unless our own connection is lost."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(1.0, self._heartbeat))
@@ -413,7 +410,7 @@ class Member:
                     self._watcher.stirred()
 
     def lose(self, trouble: str) -> None:
-        """The connection seems to be lost: show it, until our words come back again."""
+        """Report a lost connection until our own messages come back."""
         self.trouble = trouble
         if self.rooms and (self._recovery is None or self._recovery.done()):
             self._recovery = self._start(self._recover())
@@ -439,16 +436,4 @@ class Member:
 
 
 def _ignore(message: Message) -> None:
-    """It comes by another way, too."""
-
-
-class LossHandler(logging.Handler):
-    """Tells a member what its client logs: that a connection was lost, and is tried again."""
-
-    def __init__(self, member: Member) -> None:
-        super().__init__(logging.INFO)
-        self._member = member
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """A line of the client's log; clients live in the loop, so this does too."""
-        self._member.lose(record.getMessage())
+    """Another subscription delivers the message, too."""

@@ -1,11 +1,10 @@
-"""Processes that live and end together: each is started again when it dies, and all end with us.
+"""Child processes that run our own commands: restarted when they exit, ended with their parent.
 
-- A child has a session of its own: Ctrl-C in the terminal is for us, and we tell the children.
-- What ends us ends them: the system sends a child SIGTERM when its parent has died, however it did.
-- A child that ends by itself is started again, after a pause that doubles with every failure and
-  begins anew once it has been up for a while. One that `must_start` says itself when it has, and if
-  it never does, that is an error.
-- To end it is told by SIGTERM, then waited for, then killed with all that it has started.
+- Each child has its own session, so Ctrl-C in the terminal reaches only the parent.
+- The system sends SIGTERM to a child when its parent dies, for whatever reason.
+- A child that exits is restarted with exponential backoff; the backoff is reset once the child has
+  run for SETTLED seconds. If a child with `must_start` exits before it is up, that is an error.
+- To stop, a child gets SIGTERM, then GRACE seconds, then SIGKILL for its whole process group.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from typing import Literal, Protocol
 
 from wirelake.errors import EngineError
 
-#: Seconds before a child is started again: at first, and at most.
+#: Shortest and longest backoff, in seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
-#: A child that was up for so many seconds has not failed at once.
+#: Seconds of running after which the backoff is reset.
 SETTLED = 60.0
-#: Seconds in which a child may end by itself, once it was told to.
+#: Seconds between SIGTERM and SIGKILL.
 GRACE = 12.0
-#: Seconds in which those that a dead child has started may end, too; till then they have its pipes.
+#: Seconds that processes of an exited child may keep its pipes open.
 AFTERLIFE = 5.0
-#: Bytes of a line, and at a time; what is longer is cut.
+#: Bytes: the longest line, the rest of which is cut off; the size of a read.
 LONGEST_LINE = 4096
 READ = 65536
 
 _PR_SET_PDEATHSIG = 1
 _CHILD = (
     "from wirelake.cli import main\n"
-    "from wirelake.cli.group import end_with_parent\n"
+    "from wirelake.live.children import end_with_parent\n"
     "end_with_parent()\n"
     "main()\n"
 )
@@ -46,7 +45,7 @@ State = Literal["starting", "up", "pausing", "ended"]
 
 
 class Witness(Protocol):
-    """Who is told what happens to a child."""
+    """What a child reports events to."""
 
     def said(self, child: Child, line: str) -> None:
         """It wrote a line to its standard output."""
@@ -55,11 +54,11 @@ class Witness(Protocol):
         """It wrote a line to its standard error."""
 
     def changed(self, child: Child, text: str) -> None:
-        """Its state is another one."""
+        """Its state changed."""
 
 
 class Child:
-    """A command of ours, run as a process again and again until it is told to end."""
+    """A process that runs a command of ours, and is restarted until it is told to stop."""
 
     def __init__(
         self,
@@ -74,11 +73,11 @@ class Child:
         self.name = name
         self.state: State = "starting"
         self.restarts = 0
-        self._arguments = arguments  # asked before every start
+        self._arguments = arguments  # called before each start
         self._witness = witness
         self._must_start = must_start
         self._environment = {**os.environ, **(environment or {})}
-        self._keeps = keeps  # open files that it inherits
+        self._keeps = keeps  # file descriptors that it inherits
         self._process: asyncio.subprocess.Process | None = None
         self._was_up = False
         self._last_line = ""
@@ -86,16 +85,16 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of its process; 0 while there is none."""
+        """The process id; 0 while there is no process."""
         return 0 if self._process is None else self._process.pid
 
     def is_up(self) -> None:
-        """It has shown that it works."""
+        """Mark it as up."""
         self.state = "up"
         self._was_up = True
 
     async def live(self) -> None:
-        """Run it until it is told to end; EngineError if it must start and cannot."""
+        """Run it until `stop`; EngineError if it must start and does not."""
         pause = FIRST_PAUSE
         loop = asyncio.get_running_loop()
         while not self._told.is_set():
@@ -120,7 +119,7 @@ class Child:
         self.state = "ended"
 
     async def _run(self) -> str:
-        """One process, from its start to its end; how it ended."""
+        """Run one process to its end; returns how it ended."""
         self._last_line = ""
         command = [sys.executable, "-c", _CHILD, str(os.getpid()), *self._arguments()]
         try:
@@ -133,7 +132,7 @@ class Child:
                 env=self._environment,
                 pass_fds=self._keeps,
             )
-        except OSError as error:  # no more processes, no more memory
+        except OSError as error:  # out of processes or memory
             return f"could not be started: {error.strerror}"
         self._process = process
         assert process.stdout is not None
@@ -146,12 +145,12 @@ class Child:
             if self._told.is_set():
                 self._signal(signal.SIGTERM)
             if not self._must_start:
-                self.is_up()  # as far as can be told
+                self.is_up()  # there is no better sign
             self._witness.changed(self, f"started, process {process.pid}")
             code = await process.wait()
             await asyncio.wait(readers, timeout=AFTERLIFE)
         finally:
-            self._kill_group(process.pid)  # else what is left would work beside the next one
+            self._kill_group(process.pid)  # else leftovers would run beside the next process
             self._process = None
             for reader in readers:
                 reader.cancel()
@@ -164,13 +163,13 @@ class Child:
 
     async def _hear_complaints(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
-            if line.startswith("wirelake: "):  # why it cannot go on
+            if line.startswith("wirelake: "):  # the reason why it exits
                 self._last_line = line.removeprefix("wirelake: ")
             else:
                 self._witness.complained(self, line)
 
     async def stop(self) -> None:
-        """Tell it to end, wait for that, and then make it."""
+        """Send SIGTERM and wait; after GRACE seconds, kill it."""
         self._told.set()
         process = self._process
         if process is None:
@@ -185,7 +184,7 @@ class Child:
             await process.wait()
 
     def kill(self) -> None:
-        """End it now, with all that it has started."""
+        """Kill it and its process group now."""
         self._told.set()
         if self._process is not None:
             self._kill_group(self._process.pid)
@@ -195,7 +194,7 @@ class Child:
             os.killpg(leader, signal.SIGKILL)
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Send it a signal, if it is there to hear it."""
+        """Forward a signal, if it is up."""
         if self.state == "up":
             self._signal(number)
 
@@ -206,7 +205,7 @@ class Child:
 
 
 async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines as they come, however long; the last one may have no end."""
+    """Lines as they arrive, cut to LONGEST_LINE; the last may be unfinished."""
     rest = b""
     while data := await stream.read(READ):
         *whole, rest = (rest + data).split(b"\n")
@@ -218,10 +217,10 @@ async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 def end_with_parent() -> None:
-    """In a child: let SIGTERM come when the parent dies, whose id is the first argument."""
+    """In a child: ask for SIGTERM when the parent dies; the first argument is the parent's id."""
     parent = int(sys.argv.pop(1))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         sys.exit("wirelake: the system does not tell when a parent dies")
-    if os.getppid() != parent:  # it died before it could be noticed
+    if os.getppid() != parent:  # the parent died before prctl
         sys.exit(1)

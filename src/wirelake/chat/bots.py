@@ -1,8 +1,7 @@
-"""Members without a person: they come and go, talk at a human pace, and answer who calls them.
+"""Bots for the chat: they join and leave, talk at a human pace, and answer when called by name.
 
-What they say is picked from short conversations: an opening, and what others may answer to it. A
-bot answers when it is called by name; a person always, another bot not every time, so that no two
-of them go on for ever.
+They pick what to say from short conversations: an opening, and possible answers to it. A bot always
+answers a person who calls it, but another bot only sometimes, so that no dialogue is endless.
 """
 
 from __future__ import annotations
@@ -10,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 
-import typer
-
-from wirelake.cli.chat.member import Member, client_of
-from wirelake.cli.chat.room import Entry, Room, mentions
+from wirelake.chat.member import Member, client_of
+from wirelake.chat.room import Entry, Room, mentions
 from wirelake.errors import WirelakeError
 
 NAMES = (
@@ -26,7 +23,7 @@ NAMES = (
     "Tamsin", "Ulrich", "Vera", "Wendell", "Ximena", "Yusuf", "Zora",
 )  # fmt: skip
 
-#: Openings, and what may be answered to each.
+#: Openings, and possible answers to each.
 TALKS = (
     ("morning everybody", ("morning!", "hello {}", "morning {}, slept well?", "hi there")),
     (
@@ -63,37 +60,33 @@ REPLIES = (
     "ha, {}", "right", "one moment, {}", "I was about to say the same, {}", "ok {}, will do",
 )  # fmt: skip
 
-#: Answers: to a bot that calls, and to an opening, this often.
+#: Probability of an answer to a bot that calls, and to an opening.
 TO_BOTS, TO_OPENINGS = 0.5, 0.15
-#: Seconds: to read what was said, to type a character, to be here, to be away (the last two on
-#: the average).
+#: Seconds: to read a message (range), to type a character, to stay and to be away (means).
 READING = (0.8, 3.0)
 TYPING = 0.06
 STAY, AWAY = 240.0, 20.0
-#: They do not all come at once: one every so many seconds.
+#: Seconds between the arrivals of two bots.
 ARRIVAL = 0.3
 
 
 @dataclass
 class Crowd:
-    """How the bots are to behave, and what they did."""
+    """How the bots behave, and counts of what they did."""
 
     url: str
-    rooms: list[str]  # shared out among them
+    rooms: list[str]  # distributed among the bots
     token: str
     heartbeat: float
-    rate: float  # messages a minute, of each
+    rate: float  # messages a minute, of each bot
+    tell: Callable[[str], None]  # called when a bot joins, leaves or fails
     stay: float = STAY
     away: float = AWAY
     names: list[str] = field(default_factory=list)
     did: Counter[str] = field(default_factory=Counter)
 
-    def tell(self, text: str) -> None:
-        """One line on standard output."""
-        typer.echo(f"{datetime.now().astimezone():%H:%M:%S} {text}")
-
     def summary(self) -> str:
-        """What they did, in one line."""
+        """The counts, in one line."""
         did = self.did
         return (
             f"{len(self.names)} bots: {did['joined']} joins, {did['left']} leaves, "
@@ -102,7 +95,7 @@ class Crowd:
 
 
 class Bot:
-    """One of them; the watcher of its own member."""
+    """A bot; the watcher of its own member."""
 
     def __init__(self, name: str, crowd: Crowd) -> None:
         self._name = name
@@ -111,7 +104,7 @@ class Bot:
         self._end: asyncio.Future[None] | None = None
 
     async def live(self) -> None:
-        """Come, talk, leave, come back, until cancelled."""
+        """Join, talk, leave and come back, until cancelled."""
         while True:
             try:
                 await self._visit()
@@ -142,7 +135,7 @@ class Bot:
                     if one.done():
                         await one
             finally:
-                # Before anything is awaited: all of them may be told to go at this very moment.
+                # Before the first await: all bots may be cancelled at this moment.
                 crowd.tell(f"{self._name} left")
                 crowd.did["left"] += 1
                 for task in tasks:
@@ -172,11 +165,11 @@ class Bot:
     # The watcher
 
     def is_watching(self, room: Room) -> bool:
-        """A bot reads everything."""
+        """Always: a bot reads each message."""
         return True
 
     def added(self, room: Room, entry: Entry) -> None:
-        """Somebody said something: is there an answer to it?"""
+        """Queue an answer, if there is one."""
         if entry.kind is None or entry.tick is not None:
             return
         self._crowd.did["heard"] += 1
@@ -196,27 +189,27 @@ class Bot:
         return ""
 
     def ticked(self, room: Room, entry: Entry) -> None:
-        """A bot does not look at its ticks, except that it counts what failed."""
+        """Count messages that failed."""
         if entry.why:
             self._crowd.did["failures"] += 1
 
     def stirred(self) -> None:
-        """A bot does not mind who comes and goes."""
+        """Nothing to do."""
 
     def ended(self, error: WirelakeError) -> None:
-        """The connection will not come back, until the bot does."""
+        """End this visit; the bot comes back later."""
         if self._end is not None and not self._end.done():
             self._end.set_exception(error)
 
 
 def names(count: int) -> list[str]:
-    """So many names; when they run out, they are numbered."""
+    """The first `count` names; they are numbered when they run out."""
     rounds = (f"{name}{number or ''}" for number in range(count) for name in NAMES)
     return [name for name, _ in zip(rounds, range(count), strict=False)]
 
 
 async def run(crowd: Crowd, count: int, duration: float) -> None:
-    """Let them live, for so many seconds or until cancelled."""
+    """Run `count` bots for `duration` seconds, or until cancelled if that is 0."""
     crowd.names = names(count)
     tasks = []
 
@@ -234,4 +227,3 @@ async def run(crowd: Crowd, count: int, duration: float) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        typer.echo(crowd.summary())

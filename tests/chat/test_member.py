@@ -11,9 +11,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 import wirelake
-from wirelake.cli.chat.member import SPREAD_SEEN, LossHandler, Member, client_of
-from wirelake.cli.chat.room import Entry, Kind, Room, Tick
-from wirelake.cli.chat.session import Session
+from wirelake.chat.member import SPREAD_SEEN, Member, client_of
+from wirelake.chat.room import Entry, Kind, Room, Tick
+from wirelake.chat.session import LossHandler, Session
 from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError, WirelakeError
 from wirelake.testing import Broker, Proxy

@@ -1,6 +1,6 @@
-"""The chat without a screen, for pipes: lines in are said, what is heard is a line out.
+"""The chat without a screen, for pipes: each input line is sent, each message is an output line.
 
-With `--json` each line out is an object with an `event`: `said`, `notice`, `tick`, `lost` or
+With `as_json` each output line is an object with an `event`: `said`, `notice`, `tick`, `lost` or
 `connected`.
 """
 
@@ -10,22 +10,19 @@ import asyncio
 import json
 import os
 import sys
-import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from wirelake.cli.chat.member import Member
-from wirelake.cli.chat.room import Entry, Kind, Room
-from wirelake.cli.chat.session import Session
+from wirelake.chat.member import Member
+from wirelake.chat.room import Entry, Kind, Room
+from wirelake.chat.session import Session
 from wirelake.errors import WirelakeError
 
-MAX_LINE = 64 << 10
-MAX_AHEAD = 100  # lines read and not said yet
+MAX_LINE = 64 << 10  # bytes; longer lines are cut
 
 
 class Printer:
-    """Shows on standard output what happens."""
+    """A watcher that prints events to standard output."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -34,11 +31,11 @@ class Printer:
         self._trouble = ""
 
     def is_watching(self, room: Room) -> bool:
-        """Everything is shown."""
+        """Always: each message is printed."""
         return True
 
     def added(self, room: Room, entry: Entry) -> None:
-        """What another one said, or a notice."""
+        """Print another member's message, or a notice."""
         if self.as_json:
             event: dict[str, object] = {
                 "event": "said" if entry.kind else "notice",
@@ -54,7 +51,7 @@ class Printer:
             self._print(place + as_text(entry))
 
     def ticked(self, room: Room, entry: Entry) -> None:
-        """More is known of what we said."""
+        """Print the delivery state of a message of ours; as text, only if it failed."""
         assert entry.tick is not None
         if self.as_json:
             tick = {"tick": entry.tick.name.lower(), "why": entry.why}
@@ -63,7 +60,7 @@ class Printer:
             self._print(f"* not delivered: {entry.text} ({entry.why})")
 
     def stirred(self) -> None:
-        """Tell when the connection is lost, and when it is there again."""
+        """Print when the connection is lost, and when it is back."""
         trouble = self.member.trouble if self.member else ""
         if bool(trouble) != bool(self._trouble):
             if self.as_json:
@@ -73,7 +70,7 @@ class Printer:
         self._trouble = trouble
 
     def ended(self, error: WirelakeError) -> None:
-        """The connection will not come back."""
+        """Make `talk` raise the error."""
         if not self.failure.done():
             self.failure.set_exception(error)
 
@@ -90,19 +87,21 @@ class Printer:
 
 
 def as_text(entry: Entry) -> str:
-    """An entry as a line."""
+    """An entry as one line of text."""
     if entry.kind is None:
         return f"* {entry.text}"
     name = entry.name or "?"
     return f"* {name} {entry.text}" if entry.kind is Kind.ME else f"{name}: {entry.text}"
 
 
-async def talk(session: Session, printer: Printer, duration: float) -> None:
-    """Say the lines of standard input; to their end, or for so many seconds."""
+async def talk(
+    session: Session, printer: Printer, lines: AsyncIterator[bytes], duration: float
+) -> None:
+    """Send lines until there are no more, or for `duration` seconds if that is not 0."""
 
     async def read() -> None:
-        async for line in _lines():
-            await session.type(line)
+        async for line in lines:
+            await session.type(line.decode(errors="replace"))
         if duration:
             await asyncio.sleep(duration)
         await session.member.finish()
@@ -124,30 +123,13 @@ async def talk(session: Session, printer: Printer, duration: float) -> None:
         await asyncio.gather(reading, over, return_exceptions=True)
 
 
-async def _lines() -> AsyncIterator[str]:
-    """The lines of standard input; by a thread, since a file can be waited for in no other way."""
-    loop = asyncio.get_running_loop()
-    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-    room = threading.Semaphore(MAX_AHEAD)
-
-    def put(line: bytes | None) -> None:
-        room.acquire()
-        loop.call_soon_threadsafe(lines.put_nowait, line)
-
-    def read() -> None:
-        rest = b""
-        with suppress(RuntimeError):  # the loop may be gone before the input ends
-            while data := os.read(sys.stdin.fileno(), MAX_LINE):
-                *whole, rest = (rest + data).split(b"\n")
-                if len(rest) > MAX_LINE:
-                    whole, rest = [*whole, rest], b""
-                for line in whole:
-                    put(line)
-            if rest:
-                put(rest)
-            put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    while (line := await lines.get()) is not None:
-        room.release()
-        yield line.decode(errors="replace")
+def read_lines(file: int) -> Iterator[bytes]:
+    """The lines of an open file as they arrive, without their ends; the last may be unfinished."""
+    rest = b""
+    while data := os.read(file, MAX_LINE):
+        *whole, rest = (rest + data).split(b"\n")
+        if len(rest) > MAX_LINE:
+            whole, rest = [*whole, rest], b""
+        yield from whole
+    if rest:
+        yield rest

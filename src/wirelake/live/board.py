@@ -1,148 +1,39 @@
-"""What `wirelake up` shows: the broker's figures once a second, and what happened last.
+"""The screen of `wirelake up`: the broker's figures and recent events, and the same as lines.
 
-The figures are those of `/metrics`; rates are differences of two readings. Rows landed are the ends
-of the log less what the pipeline has not read, as offsets count from 0 without holes. On a terminal
-all of it is one screen, drawn anew from what is known then; elsewhere it is lines.
+Rates are differences of two readings. The screen is drawn from the state of that moment.
 """
 
 from __future__ import annotations
 
 import re
 import time
-import urllib.error
-import urllib.request
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from itertools import pairwise
-from urllib.parse import urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from wirelake.cli.group import Child
-from wirelake.cli.show import printable
-from wirelake.errors import EngineError
+from wirelake.live.children import Child
+from wirelake.live.figures import Figures
+from wirelake.message import printable
 
-#: Readings that a curve is drawn from, and events that are remembered.
+#: Readings that a curve shows, and events kept.
 READINGS, EVENTS = 60, 100
-#: Seconds that the broker may take to tell its figures.
-PATIENCE = 5.0
-#: Columns of a screen that is wide, lines of one that has room for everything, columns of clients.
+#: Columns of a wide screen, lines of a tall one, columns of the list of clients.
 WIDE, TALL, CLIENTS = 110, 24, 18
-
-#: A broker is asked directly, whatever proxy the environment names for the world outside.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: (.*)")
 _LIGHTS = {"up": "green", "starting": "yellow", "pausing": "red", "ended": "bright_black"}
-_FAULTS = {
-    "protocol_errors": "protocol errors",
-    "torn_frames": "torn frames",
-    "slow_consumers": "slow consumers",
-    "disk_waits": "waits for the disk",
-    "commit_failures": "failed commits",
-}
-_FAULTS_BY_REASON = ("refused", "dropped", "timeouts")
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The broker's figures of one moment."""
-
-    at: float  # a clock that only goes forward
-    clients: dict[str, int]
-    received: int
-    delivered: int
-    carried: int  # bytes, in and out
-    committed: int  # bytes
-    queues: dict[str, tuple[int, int]]  # messages that are ready, and those held by consumers
-    log_bytes: int
-    log_rows: int  # ever written
-    lag: int | None  # rows that the pipeline has not landed; none before it told
-    faults: dict[str, int]
-    trouble: bool
-
-    @classmethod
-    def parse(cls, text: str, query: str, at: float) -> Figures:
-        """Read them from what Prometheus would get."""
-        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
-
-        def total(name: str) -> int:
-            return int(sum(one.value for one in samples if one.name == f"wirelake_{name}"))
-
-        def by(name: str, label: str) -> dict[str, int]:
-            return {
-                one.labels[label]: int(one.value)
-                for one in samples
-                if one.name == f"wirelake_{name}"
-            }
-
-        held = by("queue_held", "queue")
-        lags = [
-            int(one.value)
-            for one in samples
-            if one.name == "wirelake_query_lag" and one.labels["query"] == query
-        ]
-        faults = {text: total(f"{name}_total") for name, text in _FAULTS.items()}
-        for kind in _FAULTS_BY_REASON:
-            for reason, count in by(f"{kind}_total", "reason").items():
-                faults[f"{kind}: {reason.replace('_', ' ')}"] = count
-        return cls(
-            at=at,
-            clients=by("clients", "dialect"),
-            received=total("received_total"),
-            delivered=total("delivered_total"),
-            carried=total("bytes_in_total") + total("bytes_out_total"),
-            committed=total("commit_bytes_total"),
-            queues={name: (n, held[name]) for name, n in by("queue_ready", "queue").items()},
-            log_bytes=total("log_bytes"),
-            log_rows=total("log_next"),
-            lag=sum(lags) if lags else None,
-            faults={text: count for text, count in faults.items() if count},
-            trouble=bool(total("trouble")),
-        )
-
-    @property
-    def landed(self) -> int:
-        """Rows that the pipeline has landed, ever."""
-        return 0 if self.lag is None else self.log_rows - self.lag
-
-
-def read_figures(url: str, query: str, token: str) -> Figures:
-    """Ask the broker; EngineError where it does not tell. Blocks."""
-    try:
-        return Figures.parse(fetch(f"{url}/metrics", token).decode(), query, time.monotonic())
-    except (ValueError, KeyError):
-        raise EngineError(f"the figures at {url} cannot be read") from None
-
-
-def fetch(url: str, token: str) -> bytes:
-    """What a broker's HTTP has there; EngineError where it has nothing. Blocks."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
-            content: bytes = answer.read()
-            return content
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code in (401, 403):
-            raise EngineError("HTTP needs a token with more rights: WIRELAKE_TOKEN") from None
-        raise EngineError(f"{url}: {error.code} {error.reason}") from None
-    except (OSError, HTTPException) as error:
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        reason = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else cause
-        raise EngineError(f"no answer at {urlsplit(url).netloc}: {reason}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened."""
+    """A line of the list of recent events."""
 
     at: str
     who: str
@@ -152,31 +43,31 @@ class Event:
 
 @dataclass
 class Board:
-    """All that is known, and the screen with it."""
+    """The state that the screen shows; it renders itself with Rich."""
 
     children: list[Child] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # where it listens
+    places: list[str] = field(default_factory=list)  # URLs of the listeners
     http: str = ""
-    lake: str = ""  # where rows land, or why they do not
+    lake: str = ""  # the table, or why there is none
     examples: list[str] = field(default_factory=list)
-    blindness: str = ""  # why there are no figures
+    blindness: str = ""  # why there are no figures now
     began: float = field(default_factory=time.monotonic)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=EVENTS))
     _readings: deque[Figures] = field(default_factory=lambda: deque(maxlen=READINGS + 1))
 
     def add(self, figures: Figures) -> None:
-        """A new reading."""
+        """Add a reading."""
         self.blindness = ""
         self._readings.append(figures)
 
     def tell(self, who: str, text: str, *, is_bad: bool = False) -> Event:
-        """Something happened."""
+        """Add an event."""
         at = time.strftime("%H:%M:%S")
         self.events.append(Event(at, who, printable(text), is_bad))
         return self.events[-1]
 
     def rates(self, name: str) -> list[float]:
-        """How fast a figure grew between readings, a second; a broker that restarts begins at 0."""
+        """Growth of a figure per second between readings; 0 where a restart reset the figure."""
         readings = list(self._readings)
         return [
             max(0, getattr(new, name) - getattr(old, name)) / max(new.at - old.at, 0.001)
@@ -184,7 +75,7 @@ class Board:
         ]
 
     def summary(self) -> str:
-        """Everything in one line."""
+        """The figures in one line."""
         if not self._readings or self.blindness:
             return self.blindness or "no figures yet"
         now = self._readings[-1]
@@ -279,7 +170,7 @@ class Board:
         return lines
 
     def _errors(self, width: int) -> Text:
-        """What was not done, by kind, and where there is room by reason."""
+        """Counts of errors: by reason on a wide screen, else by kind."""
         now = self._readings[-1] if self._readings else None
         if now is None or not (now.faults or now.trouble):
             return _labelled("errors", ("none", "dim"))
@@ -306,20 +197,20 @@ class Board:
 
 
 def told_by(line: str) -> tuple[str, bool]:
-    """What a line of a child's log says, and whether it is bad news."""
+    """The text of a line of a child's log, and whether it is a warning or worse."""
     found = _LOGGED.fullmatch(line)
     return (found[2], found[1] not in ("DEBUG", "INFO")) if found else (line, True)
 
 
 def _on_one_line(part: Text | Table) -> Text | Table:
-    """The same, cut where the line ends."""
+    """Cut the text at the end of its line instead of wrapping it."""
     if isinstance(part, Text):
         part.no_wrap, part.overflow = True, "ellipsis"
     return part
 
 
 def _kinds(faults: dict[str, int]) -> Counter[str]:
-    """The same by kind, without the reasons."""
+    """Errors added up by kind."""
     kinds: Counter[str] = Counter()
     for name, count in faults.items():
         kinds[name.partition(":")[0]] += count
@@ -341,7 +232,7 @@ def _pairs(title: str, counts: dict[str, int]) -> list[Text]:
 
 
 def _queues(queues: dict[str, tuple[int, int]], most: int, width: int) -> list[Text]:
-    """The longest queues first; those that do not fit are added up."""
+    """Queues, the longest first; those that do not fit are added up."""
     lines = [_row("queues", f"{'ready':>6} {'held':>6}", width, "bold")]
     shown = sorted(queues.items(), key=lambda item: (-sum(item[1]), item[0]))
     if len(shown) >= most:
@@ -352,7 +243,7 @@ def _queues(queues: dict[str, tuple[int, int]], most: int, width: int) -> list[T
 
 
 def _row(name: str, value: str, width: int, style: str = "") -> Text:
-    """A name and its value at both ends of a line; of a long name, the end."""
+    """A name on the left and its value on the right; a long name loses its beginning."""
     room = width - len(value) - 2
     name = printable(name)
     if len(name) > room:
@@ -361,7 +252,7 @@ def _row(name: str, value: str, width: int, style: str = "") -> Text:
 
 
 def _short(places: list[str]) -> list[str]:
-    """Listeners; after the first, a host is named only where it is another one."""
+    """Listeners; a host that is the same as before is left out."""
     shown, last = [], ""
     for place in places:
         family, _, rest = place.partition("://")
@@ -372,13 +263,13 @@ def _short(places: list[str]) -> list[str]:
 
 
 def _recent(rates: list[float]) -> float:
-    """Of the last few seconds: calmer than that of one."""
+    """The mean of the last three rates."""
     last = rates[-3:]
     return sum(last) / len(last) if last else 0.0
 
 
 def _curve(rates: list[float], length: int) -> str:
-    """The last readings as bars, the highest of them as high as it goes."""
+    """The last rates as bars, scaled to the highest."""
     last = rates[max(0, len(rates) - length) :]
     top = max(last, default=0.0)
     if not top:

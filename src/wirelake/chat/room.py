@@ -1,17 +1,17 @@
-"""A room of the chat, without a socket or a screen: what is said in it, and who is here.
+"""The chat protocol and the state of one room. No sockets, no screen; times are arguments.
 
-A room is a topic, and what people say is published there. All else (who comes, is here, goes, and
-what has been shown) goes to `<room>/$chat`, so that a plain subscriber of the room hears only talk.
-Not every dialect delivers an address or a sender, so every message says all of it, in one line:
+A room is a topic, and talk is published to it. Presence and read receipts go to `<room>/$chat`, so
+that a plain subscriber of the room gets only talk. Some dialects deliver neither the address nor
+the sender, so each message carries both, in one line:
 
     chat/1 say lobby alice 5f0c21aa.17 hello, everybody
 
-that is: the form, the kind, the room, the name, the id, the text. An id is the member's own, made
-anew whenever they start, then for talk a dot and a number. What is not in this form was sent by a
-plain client, and is talk of an unknown sender. A body has at most 1000 bytes: mfp has no more.
+The words are: format, kind, room, name, id, text. An id is the member's own, new at each start; for
+talk it is followed by a dot and a sequence number. A payload in any other format is shown as talk
+of an unknown sender. A body has at most 1,000 bytes, which is the limit of mfp.
 
-A member is here as long as there are signs of life: each says when to expect the next, and whoever
-misses three in a row has gone. Everything is bounded, as a peer may send anything.
+Members send heartbeats, and each heartbeat says when the next one is due. A member is removed after
+three missed heartbeats. All state is bounded, because a peer may send anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from wirelake.address import check_topic
 from wirelake.errors import ConfigError, RefusedError
 
 FORM = "chat/1"
-#: mfp's bodies and option values have no more bytes.
+#: Bytes; the limits of bodies and option values in mfp.
 MAX_BODY, MAX_TOPIC = 1000, 128
 #: A name is a connection-id of mfp, which counts UTF-16 code units.
 MAX_NAME = 32
@@ -37,13 +37,13 @@ MAX_MEMBERS = 500
 REMEMBERED_IDS = 4 * HISTORY
 MAX_PIECES = 5
 
-#: Seconds between two signs of life; what others may claim; and how many may be missing.
+#: Seconds between heartbeats; the range that a peer may announce; how many may be missed.
 HEARTBEAT = 10.0
 HEARTBEATS = (0.1, 60.0)
 MISSING = 3
 
 _ID = re.compile(r"[0-9A-Za-z]{1,16}(\.[0-9]{1,9})?")
-#: Invisible, but part of how words and emoji are written.
+#: Not printable, but needed to write some words and emoji.
 _JOINERS = "\u200c\u200d"
 
 
@@ -52,11 +52,11 @@ class Kind(StrEnum):
 
     SAY = "say"
     ME = "me"  # what somebody does: /me waves
-    WHO = "who"  # whoever is here, say so
-    JOIN = "join"  # the same, and: I am here now
-    HERE = "here"  # a sign of life; the text is the seconds until the next
+    WHO = "who"  # asks all members for a heartbeat
+    JOIN = "join"  # announces a member, and asks as WHO does
+    HERE = "here"  # a heartbeat; the text is the seconds until the next one
     LEAVE = "leave"
-    SEEN = "seen"  # the text is ids of what somebody has been shown
+    SEEN = "seen"  # a read receipt; the text is message ids
 
 
 TALK = frozenset({Kind.SAY, Kind.ME})
@@ -74,21 +74,21 @@ class Note:
 
     @property
     def member(self) -> str:
-        """The id of the member who sent it."""
+        """The sender's id."""
         return self.id.partition(".")[0]
 
     @property
     def address(self) -> str:
-        """Where it is published."""
+        """The topic to publish it to."""
         return self.room if self.kind in TALK else self.room + ASIDE
 
     def body(self) -> bytes:
-        """The payload that says it."""
+        """The payload that carries it."""
         return f"{FORM} {self.kind} {self.room} {self.name} {self.id} {self.text}".encode()
 
 
 def read(payload: bytes, address: str = "") -> Note | None:
-    """The note in a payload; none if it is not in our form, or not from where it claims to be."""
+    """Parse a payload; None if the format is another one, or it names another address."""
     try:
         form, kind, room, name, id, text = payload.decode().split(" ", 5)
         note = Note(Kind(kind), room, name, id, clean(text))
@@ -100,12 +100,15 @@ def read(payload: bytes, address: str = "") -> Note | None:
 
 
 def clean(text: str) -> str:
-    """Text that cannot move the cursor, ring the bell or turn the line around."""
+    """Text with spaces for characters that could control a terminal or turn the line around."""
     return "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
 
 
 def pieces(note: Note) -> list[str]:
-    """The text of a note, cut at spaces where it is too long for one body."""
+    """Split a note's text at spaces into parts that fit into a body each.
+
+    Raises RefusedError if that makes more than MAX_PIECES.
+    """
     room = MAX_BODY - len(note.body()) + len(note.text.encode())
     text, found = note.text, []
     while len(data := text.encode()) > room:
@@ -121,14 +124,14 @@ def pieces(note: Note) -> list[str]:
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one; ConfigError says what is wrong with it."""
+    """Return the name if it is valid, else raise ConfigError."""
     if fault := _fault_of_name(name):
         raise ConfigError("name", fault)
     return name
 
 
 def check_room(name: str) -> str:
-    """The name of a room, without the `#` that people put in front of it."""
+    """Return the room's name without a leading `#` if it is valid, else raise ConfigError."""
     name = name.removeprefix("#")
     if fault := _fault_of_room(name):
         raise ConfigError("room", fault)
@@ -158,14 +161,14 @@ def _fault_of_room(name: str) -> str:
 
 
 class Tick(IntEnum):
-    """What is known of a message of our own; it only grows, unless the message failed."""
+    """Delivery state of a message of our own; it only advances, unless delivery failed."""
 
     FAILED = -1
     WAITING = 0  # for a connection
     HANDED = 1  # to the connection
-    BACK = 2  # it came back to us, so the broker has passed it on
+    BACK = 2  # received by ourselves, so the broker has delivered it
     TAKEN = 3  # the broker has acknowledged it
-    SEEN = 4  # another member has been shown it
+    SEEN = 4  # acknowledged by another member's read receipt
 
 
 MARKS = {
@@ -191,7 +194,7 @@ class Entry:
     why: str = ""  # it failed
 
     def reach(self, tick: Tick) -> bool:
-        """Note what is now known of it; is that news?"""
+        """Advance to a state; True if it changed."""
         if self.tick is None or (tick <= self.tick and tick is not Tick.WAITING):
             return False
         if tick is Tick.WAITING and self.tick is not Tick.HANDED:
@@ -200,7 +203,7 @@ class Entry:
         return True
 
     def fail(self, why: str) -> bool:
-        """It was refused, or could not be sent; unless we know better."""
+        """Mark it as failed, unless it is known to be delivered; True if it changed."""
         if self.tick not in (Tick.WAITING, Tick.HANDED):
             return False
         self.tick, self.why = Tick.FAILED, why
@@ -209,14 +212,14 @@ class Entry:
 
 @dataclass(slots=True)
 class Presence:
-    """Somebody who is here, as long as there are signs of life."""
+    """Another member in the room, until its heartbeats stop."""
 
     name: str
     until: float
 
 
 class Room:
-    """What was said since we came, and who is here; times are arguments."""
+    """The history since we joined, and the members."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -224,15 +227,15 @@ class Room:
         self.unread = 0
         self.is_mentioned = False  # in what is unread
         self.members: dict[str, Presence] = {}
-        self._silent: dict[str, str] = {}  # names of those who went without a word
+        self._silent: dict[str, str] = {}  # names of members whose heartbeats stopped, by id
         self._ids: dict[str, Entry] = {}
 
     def names(self) -> list[str]:
-        """Who is here, in order."""
+        """Names of the other members, sorted."""
         return sorted((one.name for one in self.members.values()), key=str.casefold)
 
     def add(self, entry: Entry) -> bool:
-        """Put an entry into the history; not twice, if it was sent twice."""
+        """Append an entry to the history; False if its id is there already."""
         if entry.id:
             if entry.id in self._ids:
                 return False
@@ -243,11 +246,11 @@ class Room:
         return True
 
     def find(self, id: str) -> Entry | None:
-        """The entry of an id, if it was not long ago."""
+        """The entry with an id, or None if there is none or it is too old."""
         return self._ids.get(id)
 
     def arrive(self, note: Note, now: float) -> str:
-        """Somebody shows a sign of life; what there is to tell about it."""
+        """Record a heartbeat; returns a notice, or an empty string."""
         until = now + MISSING * _interval(note)
         known = self.members.get(note.member)
         if known is None:
@@ -262,13 +265,13 @@ class Room:
         return f"{old} is now {note.name}" if old != note.name else ""
 
     def depart(self, note: Note) -> str:
-        """Somebody leaves; what there is to tell about it."""
+        """Remove a member; returns a notice, or an empty string."""
         self._silent.pop(note.member, None)
         known = self.members.pop(note.member, None)
         return f"{known.name} left" if known else ""
 
     def miss(self, now: float) -> list[str]:
-        """Those who have been silent for too long are not here any more."""
+        """Remove members whose heartbeats stopped; returns a notice for each."""
         gone = [id for id, one in self.members.items() if one.until < now]
         notices = []
         for id in gone:
@@ -281,7 +284,7 @@ class Room:
 
 
 def _interval(note: Note) -> float:
-    """When the next sign of life is due; nobody may be here for ever without one."""
+    """Seconds until the next heartbeat is due, within the limits."""
     least, most = HEARTBEATS
     try:
         return min(max(least, float(note.text)), most)  # in this order, nan is the least
@@ -290,5 +293,5 @@ def _interval(note: Note) -> float:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Is somebody called by name?"""
+    """Whether a text has a name in it, as a word of its own."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None

@@ -1,10 +1,10 @@
-"""The generator of `wirelake bench`: the same load for every server, and what it measures.
+"""The load generator: the same load for any server, and what it measures.
 
-A publisher writes prepared frames in blocks of 256 KiB. Subscribers, each a process of its own,
-count bytes: what a block becomes for a subscriber is measured first, with one block, so that
-nothing has to be known about a server but how to talk to it. A rate is of messages published,
-until the last subscriber has all of them. Requests go one at a time, from one connection to a
-service on another, which is a process too.
+A publisher writes prepared frames in blocks of 256 KiB. Subscribers, each in its own process, count
+bytes. The bytes that a block becomes for a subscriber are counted first, with one block, so that
+the generator needs to know nothing about a server but how to talk to it. A rate counts published
+messages, until the last subscriber has all of them. Requests go one at a time, from one connection
+to a service on another, which is a process too.
 
 Processes are forked, so a caller must not have threads.
 """
@@ -29,7 +29,7 @@ BLOCK = 256 << 10
 PREFIX = "bench"
 SERVICE = f"{PREFIX}/time"
 
-#: Seconds without a byte after which a server is given up, and after which a block is complete.
+#: Seconds without a byte after which a server has failed, and after which a block is complete.
 SILENCE, PAUSE = 20.0, 0.2
 WARM_UP = 200
 TEXT = b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} '
@@ -40,35 +40,35 @@ _fork = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Load:
-    """What is published: how many topics in random order, and payloads of how many bytes."""
+    """What is published: a number of topics, in random order, and the payload size in bytes."""
 
     topics: int
     size: int
 
     @property
     def payload(self) -> bytes:
-        """Text, since a device sends text as a rule."""
+        """Text, because most devices send text."""
         return (TEXT * (self.size // len(TEXT) + 1))[: self.size]
 
     @property
     def filter(self) -> str:
-        """What a subscriber asks for."""
+        """The filter of a subscriber."""
         return f"{PREFIX}/#" if self.topics > 1 else f"{PREFIX}/0000"
 
     def addresses(self) -> list[str]:
-        """The topics of a block of messages, the same ones every time."""
+        """The topics of a block of messages, the same for each call."""
         chosen = random.Random(self.topics)
         count = max(1, BLOCK // (self.size + 40))
         return [f"{PREFIX}/{chosen.randrange(self.topics):04}" for _ in range(count)]
 
 
 class Driver(ABC):
-    """How to talk to one server, in bytes."""
+    """How to talk to a server, in bytes."""
 
     name: str
-    #: Can one connection publish to many topics?
+    #: Whether one connection can publish to many topics.
     has_topics = True
-    #: The most bytes that a payload can have.
+    #: The most bytes of a payload.
     most = 64 << 20
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Driver(ABC):
 
 
 class Asker(Driver):
-    """How to ask a service on a server, too."""
+    """A driver that can also send requests to a service."""
 
     @abstractmethod
     def requester(self, payload: bytes) -> tuple[socket.socket, bytes]:
@@ -95,7 +95,7 @@ class Asker(Driver):
 def publish_rate(
     source: Driver, target: Driver, load: Load, subscribers: int, seconds: float
 ) -> float:
-    """Messages a second that are published by one and counted by others, for about `seconds`."""
+    """Messages a second from one publisher to all subscribers, measured for about `seconds`."""
     with ExitStack() as stack:
         least = len(load.addresses()) * load.size
         pipes = [
@@ -126,7 +126,7 @@ def publish_rate(
 
 
 def round_trips(asker: Asker, service: Asker, load: Load, seconds: float) -> list[float]:
-    """How long requests took, in microseconds, each sent when the one before was answered."""
+    """Microseconds that each request took; one is sent when the one before is answered."""
     with ExitStack() as stack:
         told(stack.enter_context(beside(_answer_requests, service, load.payload)))
         connection, request = asker.requester(load.payload)
@@ -153,21 +153,25 @@ def round_trips(asker: Asker, service: Asker, load: Load, seconds: float) -> lis
 
 
 def _count_bytes(pipe: Connection, target: Driver, filter: str, least: int) -> None:
-    """A subscriber: counts one block, and then as many as it is told to expect."""
+    """A subscriber: counts the bytes of one block, then of as many as it is told to expect."""
     with closing(target.subscriber(filter)) as connection:
         connection.settimeout(SILENCE)
         pipe.send(0.0)
         size = _bytes_until_pause(connection, least)
         pipe.send(0.0)
-        buffer = bytearray(1 << 20)
         while True:
-            left = size * pipe.recv()
-            while left > 0:
-                got = connection.recv_into(buffer)
-                if not got:
-                    raise ConnectionError(f"closed with {left} bytes to come")
-                left -= got
+            receive(connection, size * pipe.recv())
             pipe.send(time.monotonic())
+
+
+def receive(connection: socket.socket, size: int) -> None:
+    """Receive so many bytes, and drop them; ConnectionError if the connection ends before."""
+    buffer = bytearray(min(size, 1 << 20))
+    while size > 0:
+        got = connection.recv_into(buffer)
+        if not got:
+            raise ConnectionError(f"closed with {size} bytes to come")
+        size -= got
 
 
 def _answer_requests(pipe: Connection, driver: Asker, payload: bytes) -> None:
@@ -180,13 +184,13 @@ def _answer_requests(pipe: Connection, driver: Asker, payload: bytes) -> None:
 
 
 def end_by_signals() -> None:
-    """Let SIGTERM end this process as an interrupt does: with all that it started."""
+    """Let SIGTERM end this process as Ctrl-C does, so that it stops what it started."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
 def beside(work: Callable[..., None], *arguments: object) -> Iterator[Connection]:
-    """Something that runs beside this process, and the pipe to it; it ends with the block."""
+    """Run a function in a forked process until the end of the block; yields a pipe to it."""
     here, there = _fork.Pipe()
     process = _fork.Process(target=_guarded, args=(work, here, there, *arguments), daemon=True)
     # An interrupt within a fork would be lost: Python ignores what is raised there.
@@ -205,7 +209,7 @@ def beside(work: Callable[..., None], *arguments: object) -> Iterator[Connection
 def _guarded(
     work: Callable[..., None], here: Connection, pipe: Connection, *arguments: object
 ) -> None:
-    """Work whose errors are told through the pipe, and which ends when its other end is gone."""
+    """Run the function; send its error through the pipe. Ends when the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent to say when to end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -219,7 +223,7 @@ def _guarded(
 
 
 def told(pipe: Connection) -> float:
-    """What the other process says next."""
+    """The next value from the other process; raises RefusedError if it failed."""
     if not pipe.poll(2 * SILENCE):
         raise RefusedError("timeout", "a subscriber or service says nothing")
     try:
@@ -232,7 +236,7 @@ def told(pipe: Connection) -> float:
 
 
 def _bytes_until_pause(connection: socket.socket, least: int) -> int:
-    """How many bytes come, at least so many, before there are no more for a moment."""
+    """The bytes that arrive before a pause of PAUSE seconds, `least` at least."""
     got = 0
     while got < least or select.select([connection], [], [], PAUSE)[0]:
         got += len(_received(connection.recv(BLOCK)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirelake.cli.chat.room import (
+from wirelake.chat.room import (
     HEARTBEATS,
     HISTORY,
     MAX_BODY,

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import wirelake
-from wirelake.cli.chat.bots import names
+from wirelake.chat.bots import names
 from wirelake.config import TokenSettings, hash_token
 from wirelake.dialects import DIALECTS
 from wirelake.testing import Broker
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()", "chat"]
+COMMAND = [sys.executable, "-m", "wirelake", "chat"]
 PATIENCE = 60  # seconds; only a broken program needs them
 
 

@@ -1,9 +1,8 @@
-"""The chat on a terminal: rooms on the left, what was said in the middle, who is here on the right.
+"""The chat on a terminal: rooms on the left, history in the middle, members on the right.
 
-Everything works from the keyboard. Colours are the terminal's own sixteen, so it looks right on any
-background; what a colour says, a mark or a word says too. What happens in the chat only marks the
-screen as stale; it is drawn again from the rooms, at most thirty times a second, so that no flood
-of messages can keep it busy.
+Everything works from the keyboard. Colours are the terminal's own sixteen, so they fit any
+background; nothing is told by colour alone. An event only marks the screen as stale. It is drawn
+from the rooms at most thirty times a second, so a flood of messages cannot keep it busy.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input, Static
 
-from wirelake.cli.chat.member import Member
-from wirelake.cli.chat.room import MARKS, Entry, Kind, Room, Tick, mentions
-from wirelake.cli.chat.session import NAMES, Session
+from wirelake.chat.member import Member
+from wirelake.chat.room import MARKS, Entry, Kind, Room, Tick, mentions
+from wirelake.chat.session import NAMES, Session
 from wirelake.errors import WirelakeError
 
 FRAME = 1 / 30  # seconds
@@ -38,7 +37,7 @@ MAX_RECALLED = 100
 
 
 class History(ScrollView, can_focus=False):
-    """The entries of a room, wrapped to the width there is; it stays at the end if it was there."""
+    """The entries of a room, wrapped to the width; scrolls along if the end was in view."""
 
     def __init__(self) -> None:
         super().__init__(id="history")
@@ -49,7 +48,7 @@ class History(ScrollView, can_focus=False):
         self.follows = True  # the end
 
     def draw(self, room: Room, me: str) -> None:
-        """Show a room; only what changed is drawn anew."""
+        """Show a room; wraps only entries that are new or changed."""
         self.follows |= room is not self._room
         width = self.scrollable_content_region.width
         if width != self._width:
@@ -68,7 +67,7 @@ class History(ScrollView, can_focus=False):
         self.refresh()
 
     def turn_pages(self, step: int) -> None:
-        """Scroll by a page; at the end, stay there."""
+        """Scroll by pages; at the end, follow new entries again."""
         self.scroll_relative(y=step * (self.size.height - 1), animate=False, immediate=True)
         self.follows = self.is_vertical_scroll_end
 
@@ -84,14 +83,14 @@ class History(ScrollView, can_focus=False):
         return strips
 
     def render_line(self, y: int) -> Strip:
-        """One line of what can be seen."""
+        """The line at row `y` of the view."""
         y += self.scroll_offset.y
         line = self._lines[y] if y < len(self._lines) else Strip.blank(self.size.width)
         return line.crop_extend(0, self.size.width, self.rich_style).apply_style(self.rich_style)
 
 
 def as_line(entry: Entry, me: str) -> Text:
-    """An entry, in colours."""
+    """An entry as coloured text."""
     if entry.kind is None:
         return Text(f"· {entry.text}", "bright_black italic")
     is_own = entry.tick is not None
@@ -108,15 +107,15 @@ def as_line(entry: Entry, me: str) -> Text:
 
 
 def name_colour(name: str) -> str:
-    """The colour of a name: everybody sees the same."""
+    """The colour of a name, which is the same on all screens."""
     return NAME_COLOURS[crc32(name.casefold().encode()) % len(NAME_COLOURS)]
 
 
 class Prompt(Input):
-    """Where people type: Tab completes commands and names, Up and Down bring back what was said.
+    """The input line: Tab completes commands and names, Up and Down recall earlier lines.
 
-    Keys are handled here, as letters are, and not by bindings, which come later than the letters
-    that follow: what a fast typist types behind Enter belongs to the next line.
+    Keys are handled here and not by bindings: bindings run later than the keys that follow, so
+    what a fast typist types after Enter would end up in the wrong line.
     """
 
     class Typed(Message):
@@ -159,7 +158,7 @@ class Prompt(Input):
         self.cursor_position = len(self.value)
 
     def _complete(self) -> None:
-        """Complete the word before the cursor, as far as it is clear."""
+        """Complete the word before the cursor as far as it is unambiguous."""
         before = self.value[: self.cursor_position]
         start = before.rfind(" ") + 1
         word = before[start:]
@@ -172,14 +171,14 @@ class Prompt(Input):
         self.cursor_position = start + len(found)
 
     def on_paste(self, event: events.Paste) -> None:
-        """Several lines become one: Enter is for the person to press."""
+        """Join pasted lines into one, so that nothing is sent without Enter."""
         event.prevent_default()
         event.stop()
         self.insert_text_at_cursor(" ".join(event.text.splitlines()))
 
 
 def complete(word: str, words: Iterable[str]) -> str:
-    """The word that this one begins, and a space; or what all that it begins have in common."""
+    """The only word with this prefix and a space; or the longest prefix all such words share."""
     found = [one for one in words if word and one.casefold().startswith(word.casefold())]
     if len(found) == 1:
         return found[0] + " "
@@ -192,7 +191,7 @@ def complete(word: str, words: Iterable[str]) -> str:
 
 
 class ChatApp(App[None]):
-    """The screen; it is a watcher of the member whose chat it shows."""
+    """The screen; the watcher of the member whose chat it shows."""
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "wirelake chat"
@@ -235,7 +234,7 @@ class ChatApp(App[None]):
         self._rings = False
 
     async def show(self, session: Session) -> None:
-        """Show a session until it is over."""
+        """Show a session until it is over; raises what ended the connection."""
         self._session = session
         await self.run_async(mouse=False)
         if self.failure is not None:
@@ -270,7 +269,7 @@ class ChatApp(App[None]):
         self.stirred()
 
     async def _type(self) -> None:
-        """Do what is typed, one after the other."""
+        """Execute typed lines one at a time."""
         while True:
             await self.session.type(await self._typed.get())
             self.stirred()
@@ -282,28 +281,28 @@ class ChatApp(App[None]):
     # What happens in the chat
 
     def is_watching(self, room: Room) -> bool:
-        """Is a room in front?"""
+        """Whether a room is the current one."""
         return self._session is not None and self._session.room is room
 
     def added(self, room: Room, entry: Entry) -> None:
-        """There is a new entry."""
+        """Ring the bell if the entry has our name in it; draw it."""
         if self._session is not None:
             is_talk = entry.tick is None and entry.kind is not None
             self._rings |= is_talk and mentions(entry.text, self.member.name)
         self.stirred()
 
     def ticked(self, room: Room, entry: Entry) -> None:
-        """More is known of what we said."""
+        """Draw the new delivery state."""
         self.stirred()
 
     def stirred(self) -> None:
-        """Something has changed: draw it, with all that changes in the same moment."""
+        """Draw soon, together with whatever else changes until then."""
         if self._session is not None and not self._is_stale:
             self._is_stale = True
             asyncio.get_running_loop().call_later(FRAME, self.call_later, self._draw)
 
     def ended(self, error: WirelakeError) -> None:
-        """The connection will not come back."""
+        """End the session; `show` raises the error."""
         self.failure = error
         if self._session is not None:
             self._session.over.set()
@@ -311,7 +310,7 @@ class ChatApp(App[None]):
     # What is on the screen
 
     def on_resize(self) -> None:
-        """The lines have another width now."""
+        """Wrap the lines to the new width."""
         self.stirred()
 
     def _draw(self) -> None:
@@ -352,7 +351,7 @@ class ChatApp(App[None]):
         self._fill("#here", lines)
 
     def _fill(self, part: str, lines: list[Text]) -> None:
-        """Lines, as many as there is room for; then how many there are beside."""
+        """Show as many lines as fit, then the number of those that do not."""
         widget = self.query_one(part, Static)
         height = max(widget.size.height, 1)
         if len(lines) > height > 1:
@@ -376,11 +375,11 @@ class ChatApp(App[None]):
     # What people do
 
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
-        """Do it after what was typed before."""
+        """Queue the line behind those typed before."""
         self._typed.put_nowait(event.line)
 
     def action_turn(self, step: int) -> None:
-        """Another room."""
+        """Go to the next or previous room."""
         self.session.turn(step)
         self.stirred()
 
