@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wirelake.spark.storage import Storage as Place
+    from wirelake.spark.typed import Typed
 
 STDOUT = Path("-")
 
@@ -61,6 +62,15 @@ PartitionBy = Annotated[
     typer.Option(
         metavar="COLUMNS",
         help="Folders of a new table: `none`, `date`, `level` or `date,level`.",
+    ),
+]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schema",
+        metavar="FILTER=SCHEMA",
+        help="Payloads of these addresses as typed columns: a DDL such as `temp double, unit "
+        "string` (JSON), or a file; repeatable.",
     ),
 ]
 Master = Annotated[
@@ -97,6 +107,7 @@ def decode(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     storage: Storage = None,
     master: Master = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
@@ -111,10 +122,13 @@ def decode(
         wirelake lake decode device.bin --table lake/messages
 
         wirelake lake decode *.pcap --table lake/messages --ports all
+
+        wirelake lake decode device.bin --table lake/messages --schema 'house/#=temp double'
     """
     for file in files:
         if not file.is_file():
             fail(f"{file}: no such file", USAGE)
+    schemas = _schemas(schema)
     with _spark("wirelake lake decode", master) as spark:
         from wirelake.spark import decode as job
         from wirelake.spark.flows import Ports
@@ -125,7 +139,7 @@ def decode(
             time=_micros("--time", time),
             step=split << 20,
         )
-        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage))
+        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage), schemas)
         paths = [str(file) for file in files]
         result = job.decode(spark, paths, place, options, overwrite=overwrite)
     if as_json:
@@ -204,6 +218,7 @@ def land(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     query: Annotated[
         str,
         typer.Option(
@@ -237,10 +252,14 @@ def land(
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake \\
             --route 'house/#=house' --route 'shop/+/orders=orders'
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake/messages \\
+            --schema 'house/+/temp=celsius double NOT NULL, unit string'
     """
     if once and every:
         fail("--once and --every exclude each other", USAGE)
     pause = 0.0 if every == "0" else _seconds("--every", every or "2s")
+    schemas = _schemas(schema)
     with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
         from wirelake.spark import land as job
 
@@ -259,6 +278,7 @@ def land(
             query=query,
             storage=_storage(storage),
             routes=tuple(_route(one) for one in route or ()),
+            schemas=schemas,
         )
         landed = 0
 
@@ -528,6 +548,18 @@ def _route(text: str) -> tuple[str, str]:
     if not (filter and equals and name):
         fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
     return filter, name
+
+
+def _schemas(given: list[str] | None) -> tuple[Typed, ...]:
+    """Schemas of payloads, checked before Spark is started."""
+    if not given:
+        return ()
+    with _errors_in_one_line():
+        from wirelake.spark.typed import Typed, table_schema
+
+        found = tuple(Typed.parse(one) for one in given)
+        table_schema(found)
+    return found
 
 
 def _columns(text: str) -> tuple[str, ...]:
