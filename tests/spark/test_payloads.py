@@ -414,19 +414,17 @@ def descriptors() -> bytes:
     entry.field.add(name="key", number=1, type=field.TYPE_STRING, label=1)
     entry.field.add(name="value", number=2, type=field.TYPE_INT64, label=1)
     message.oneof_decl.add(name="_maybe")
-    for number, (name, kind, more) in enumerate(
-        [
-            ("temp", field.TYPE_DOUBLE, {}),
-            ("unit", field.TYPE_ENUM, {"type_name": ".house.Unit"}),
-            ("total", field.TYPE_UINT64, {}),
-            ("maybe", field.TYPE_STRING, {"proto3_optional": True, "oneof_index": 0}),
-            ("places", field.TYPE_MESSAGE, {"type_name": ".house.Place", "label": 3}),
-            ("names", field.TYPE_MESSAGE, {"type_name": ".house.Reading.NamesEntry", "label": 3}),
-            ("at", field.TYPE_MESSAGE, {"type_name": ".google.protobuf.Timestamp"}),
-        ],
-        1,
-    ):
-        message.field.add(**({"name": name, "number": number, "type": kind, "label": 1} | more))
+    fields: list[tuple[str, int, dict[str, Any]]] = [
+        ("temp", field.TYPE_DOUBLE, {}),
+        ("unit", field.TYPE_ENUM, {"type_name": ".house.Unit"}),
+        ("total", field.TYPE_UINT64, {}),
+        ("maybe", field.TYPE_STRING, {"proto3_optional": True, "oneof_index": 0}),
+        ("places", field.TYPE_MESSAGE, {"type_name": ".house.Place", "label": 3}),
+        ("names", field.TYPE_MESSAGE, {"type_name": ".house.Reading.NamesEntry", "label": 3}),
+        ("at", field.TYPE_MESSAGE, {"type_name": ".google.protobuf.Timestamp"}),
+    ]
+    for number, (name, kind, more) in enumerate(fields, 1):
+        message.field.add(**{"name": name, "number": number, "type": kind, "label": 1, **more})
     loop = file.message_type.add(name="Loop")
     loop.field.add(name="l", number=1, type=field.TYPE_MESSAGE, type_name=".house.Loop", label=1)
     known = descriptor_pb2.FileDescriptorProto()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -296,6 +297,71 @@ def land(
 
 
 @app.command()
+def infer(
+    filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="The addresses to look at, as in `a/+/c`.")
+    ],
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The broker's HTTP; its log is looked at.")
+    ] = "",
+    table: Annotated[str, typer.Option("--table", metavar="DIR", help="A table instead.")] = "",
+    most: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Messages to look at, the newest first.")
+    ] = 10_000,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the schema to this file, too.")
+    ] = None,
+    storage: Storage = None,
+    token: Token = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Say what payloads look like, and propose a schema for them.
+
+    What is printed last is for `--schema` of `lake land` and `lake decode`. It needs no Spark.
+
+    Examples:
+
+        wirelake lake infer 'house/+/temp' --url http://127.0.0.1:7780
+
+        wirelake lake infer 'house/+/temp' --table lake/messages --out temp.toml
+    """
+    if bool(url) == bool(table):
+        fail("one of --url and --table says where to look", USAGE)
+    _check_filter(filter, "FILTER")
+    with _errors_in_one_line():
+        from wirelake.spark import infer as job
+        from wirelake.spark.log_client import LogClient
+        from wirelake.spark.options import address_of
+
+        payloads = (
+            job.from_table(_place(table, storage), filter)
+            if table
+            else job.from_log(LogClient(address_of({"url": url}), token, patience=0), filter)
+        )
+        found = job.infer(payloads, most)
+    schema = found.schema
+    if out is not None:
+        if schema is None:
+            fail("no file was written: there is neither JSON nor CBOR with fields", FAILED)
+        _write(out, schema.as_toml())
+    if as_json:
+        write_object(found.as_json())
+        return
+    kinds = ", ".join(f"{found.kinds[kind]} {kind.label}" for kind in job.Kind)
+    typer.echo(f"{found.messages} messages: {kinds}")
+    if schema is None:
+        return
+    shown = plain_table()
+    for name in ("field", "type", "present", "example"):
+        shown.add_column(name)
+    for path, one in job.walk(found.fields):
+        cells = (path, job.describe(one), str(one.present), one.example)
+        shown.add_row(*(escape(printable(cell)) for cell in cells))
+    wide_console().print(shown)
+    typer.echo(f"--schema {shlex.quote(f'{filter}={schema.as_ddl()}')}")
+
+
+@app.command()
 def replay(
     table: Table,
     to: Annotated[
@@ -567,12 +633,12 @@ def _columns(text: str) -> tuple[str, ...]:
     return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
-def _check_filter(filter: str) -> None:
+def _check_filter(filter: str, option: str = "--filter") -> None:
     try:
         if filter:
             check_filter(filter)
     except RefusedError as error:
-        fail(f"--filter: {error.text}", USAGE)
+        fail(f"{option}: {error.text}", USAGE)
 
 
 @contextmanager

@@ -59,8 +59,8 @@ def table_schema(schemas: Sequence[Typed], filters: Sequence[str] = ()) -> pa.Sc
             continue
         for field in one.schema.columns:
             name = column_name(field.name)
-            there = found.setdefault(name, pa.field(name, _without_rules(field.type)))
-            if there.type != _without_rules(field.type):
+            there = found.setdefault(name, pa.field(name, without_rules(field.type)))
+            if there.type != without_rules(field.type):
                 text = f"{one.filter} has {field.name} as {field.type}, another as {there.type}"
                 raise ConfigError("--schema", text)
             if names.setdefault(name.lower(), name) != name:
@@ -69,14 +69,14 @@ def table_schema(schemas: Sequence[Typed], filters: Sequence[str] = ()) -> pa.Sc
     return pa.schema([*ROWS, *found.values()])
 
 
-def _without_rules(kind: pa.DataType) -> pa.DataType:
+def without_rules(kind: pa.DataType) -> pa.DataType:
     """A type without NOT NULL inside: a row has to fit its schema, a table takes what fits."""
     if pa.types.is_struct(kind):
-        return pa.struct([(one.name, _without_rules(one.type)) for one in kind])
+        return pa.struct([(one.name, without_rules(one.type)) for one in kind])
     if pa.types.is_list(kind):
-        return pa.list_(_without_rules(kind.value_type))
+        return pa.list_(without_rules(kind.value_type))
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _without_rules(kind.item_type))
+        return pa.map_(kind.key_type, without_rules(kind.item_type))
     return kind
 
 

@@ -99,6 +99,17 @@ class Schema:
         """The columns as one value."""
         return pa.struct(list(self.columns))
 
+    def as_ddl(self) -> str:
+        """The text that `parse` takes; of JSON and CBOR only."""
+        columns = ddl.write(self.columns)
+        return columns if self.format is Format.JSON else f"{self.format}: {columns}"
+
+    def as_toml(self) -> str:
+        """The text of a schema file; of JSON and CBOR only."""
+        # A string of JSON is one of TOML.
+        columns = json.dumps(ddl.write(self.columns), ensure_ascii=False)
+        return f'format = "{self.format}"\ncolumns = {columns}\n'
+
     def decoder(self) -> Decoder:
         """What reads payloads of this schema."""
         match self.format:
