@@ -5,7 +5,9 @@ A raw dump of TMQ 1.01, 128-byte payloads, is read in turns, on `local[2]`, all 
 - writer: Spark's own Parquet writer, fed with the same rows as ready Arrow batches;
 - UDF: a plain-Python UDF that reads spans of 1 MiB frame by frame, for a part of the rows, into a
   sink that keeps nothing;
-- twice: decode of twice the rows.
+- twice: decode of twice the rows;
+- typed JSON and CBOR: payloads of four fields as columns by `wirelake.spark.functions`, and by a
+  UDF in Python (`json.loads`, `cbor2.loads`), from Parquet files into a sink that keeps nothing.
 
 The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
 """
@@ -13,6 +15,7 @@ The machine is never quiet. So all is measured in one run, in turns, and the bes
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import struct
 import tempfile
@@ -22,7 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -35,6 +40,7 @@ from bench.wire import machine
 from wirelake.message import Message
 from wirelake.spark import session, table
 from wirelake.spark.decode import Capture, Options, Part, Place, decode, decoded, plan
+from wirelake.spark.functions import from_payload
 from wirelake.wire import FrameTable, encoder
 
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
@@ -145,6 +151,45 @@ class ReadyReader(DataSourceReader):
             left -= self._batch.num_rows
 
 
+TYPED = "temperature double, humidity double, unit string, number int"
+FORMATS: dict[str, Callable[[Any], bytes]] = {
+    "json": lambda value: json.dumps(value).encode(),
+    "cbor": cbor2.dumps,
+}
+
+
+def write_payloads(path: Path, format: str, rows: int) -> None:
+    """A Parquet file with so many payloads."""
+    dumps = FORMATS[format]
+    path.mkdir()
+    for start in range(0, rows, max(1, rows // 4)):  # a file is a task
+        some = range(start, min(rows, start + max(1, rows // 4)))
+        payloads = [
+            dumps({"temperature": 21.5 + k % 7, "humidity": 0.25, "unit": "celsius", "number": k})
+            for k in some
+        ]
+        pq.write_table(pa.table({"payload": payloads}), path / f"{start}.parquet")
+
+
+def typed_by_udf(payloads: DataFrame, format: str) -> DataFrame:
+    """The payloads as columns, by a plain-Python UDF."""
+    loads: Callable[[bytes], Any] = json.loads if format == "json" else cbor2.loads
+
+    @F.udf(returnType=TYPED)  # as Spark runs it unless it is told otherwise
+    def read(payload: bytes) -> tuple[Any, ...]:
+        value = loads(payload)
+        names = ("temperature", "humidity", "unit", "number")
+        return tuple(value.get(name) for name in names)
+
+    return payloads.select(read("payload").alias("read")).select("read.*")
+
+
+def typed_by_us(payloads: DataFrame, format: str) -> DataFrame:
+    """The same by our function."""
+    read = from_payload("payload", f"{format}: {TYPED}")
+    return payloads.select(read.alias("read")).select("read.*")
+
+
 def seconds(work: Callable[[], DataFrame]) -> float:
     """How long it takes to make these rows and throw them away."""
     start = time.perf_counter()
@@ -170,6 +215,11 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
             assert found.messages == rows * len(files)
             return taken
 
+        def typed(
+            way: Callable[[DataFrame, str], DataFrame], payloads: DataFrame, format: str
+        ) -> Callable[[], float]:
+            return lambda: seconds(lambda: way(payloads, format))
+
         def by_spark() -> float:
             start = time.perf_counter()
             ready = spark.read.format("decoded-bench").option("rows", rows).load()
@@ -187,6 +237,11 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
             "twice": (2 * rows, lambda: into_table(twice)),
             "UDF": (in_some, lambda: seconds(lambda: plain_udf(spark, some))),
         }
+        for format in FORMATS:
+            write_payloads(folder / format, format, count := max(1, rows // share))
+            payloads = spark.read.parquet(str(folder / format))
+            works[f"typed {format}"] = (count, typed(typed_by_us, payloads, format))
+            works[f"typed {format}, UDF"] = (count, typed(typed_by_udf, payloads, format))
         rates = dict.fromkeys(works, 0.0)
         for _ in range(turns):
             for name, (count, work) in works.items():
@@ -206,6 +261,14 @@ def results(found: dict[str, Any]) -> list[Result]:
         Result("decode, beside a UDF", "rows/s", {OURS: ours, UDF: rates["UDF"]}),
         Result("decode", "rows/s", {OURS: ours, WRITER: rates["writer"]}),
         Result("decode, twice the rows", "s", taken, less_is_better=True),
+        *(
+            Result(
+                f"typed {format.upper()}",
+                "rows/s",
+                {OURS: rates[f"typed {format}"], UDF: rates[f"typed {format}, UDF"]},
+            )
+            for format in FORMATS
+        ),
     ]
 
 

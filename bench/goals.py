@@ -98,6 +98,8 @@ GOALS = (
          text="rows a second that Spark reads of the table, beside its own files"),
     Goal("spark", "*, twice the rows", 2.1, HALF, at_most=True,
          text="the time for twice the rows"),
+    Goal("decode", "typed *", 3, UDF,
+         text="JSON or CBOR payloads as typed columns, beside a UDF in plain Python"),
     Goal("decode", "decode, beside a UDF", 5, UDF,
          text="decoding a capture into a table, beside a UDF in plain Python that only decodes it"),
     Goal("decode", "decode", 4, WRITER,
