@@ -202,6 +202,21 @@ def test_cbor_maps_become_columns_by_the_same_rule() -> None:
     assert "behind the end" in reasons[3]
 
 
+@pytest.mark.parametrize("size", [1, 1000, 100_000])
+def test_cbor_of_every_size_is_read(size: int) -> None:
+    payloads = [cbor2.dumps({"n": k, "s": "x" * size, "more": b"y" * k}) for k in range(300)]
+    values, reasons = decode(Schema.parse("cbor: n int, s string"), *payloads)
+    assert values == [{"n": k, "s": "x" * size} for k in range(300)]
+    assert not reasons
+
+
+def test_a_payload_of_cbor_cannot_refer_to_another_one() -> None:
+    shared, reference = bytes.fromhex("d81ca1616e05"), bytes.fromhex("a1616dd81d00")
+    values, reasons = decode(Schema.parse("cbor: n int, m struct<n: int>"), shared, reference)
+    assert values == [{"n": 5, "m": None}, None]
+    assert list(reasons) == [1]
+
+
 def test_bad_payloads_are_found_in_the_middle_of_many() -> None:
     payloads = [b'{"n": %d}' % k for k in range(2 * SLICE + 10)]
     payloads[SLICE + 5] = b"{"

@@ -14,7 +14,6 @@ fits, for both formats by the same rule, so a message fits or not whatever its n
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NotRequired, Required, TypedDict
@@ -24,6 +23,9 @@ import msgspec
 import pyarrow as pa
 
 from wirelake.spark.payloads.values import Values, decode_each
+
+#: Bytes that the decoder of CBOR takes at a time; small payloads are the rule.
+READ_SIZE = 256
 
 _FLOATS = (pa.float32(), pa.float64())
 
@@ -49,24 +51,39 @@ class CborDecoder:
 
     def decode(self, payloads: pa.Array) -> Values:
         """A struct for each payload, null where it does not fit, and why not."""
-        return decode_each(payloads, self._reader(), self._kind)
+        return decode_each(payloads, self._read, self._kind, self._read_all)
 
-    def _reader(self) -> Callable[[bytes], Any]:
-        convert, kind, load, stream_of = msgspec.convert, self._python, cbor2.load, io.BytesIO
+    def _read(self, payload: bytes) -> Any:
+        value = _item(payload)
+        try:
+            return msgspec.convert(value, self._python)
+        except msgspec.ValidationError:
+            if not _has_numbers_as_keys(value):
+                raise
+            return msgspec.convert(_with_text_as_keys(value), self._python)
 
-        def read(payload: bytes) -> Any:
-            stream = stream_of(payload)
-            value = load(stream)
-            if stream.tell() != len(payload):
-                raise ValueError(f"bytes behind the end of the item, from byte {stream.tell()} on")
-            try:
-                return convert(value, kind)
-            except msgspec.ValidationError:
-                if not _has_numbers_as_keys(value):
-                    raise
-                return convert(_with_text_as_keys(value), kind)
+    def _read_all(self, payloads: list[bytes]) -> list[Any]:
+        """Items that lie behind one another, by one decoder, and all of them checked at once."""
+        stream = io.BytesIO(b"".join(payloads))
+        decode, tell = cbor2.CBORDecoder(stream, read_size=READ_SIZE).decode, stream.tell
+        values = []
+        end = 0
+        for payload in payloads:
+            values.append(decode())
+            end += len(payload)
+            if tell() != end:
+                raise ValueError("an item ends before or behind the end of its payload")
+        found: list[Any] = msgspec.convert(values, list[self._python])  # type: ignore[name-defined]
+        return found
 
-        return read
+
+def _item(payload: bytes) -> Any:
+    """The one item that a payload is."""
+    stream = io.BytesIO(payload)
+    value = cbor2.load(stream)
+    if stream.tell() != len(payload):
+        raise ValueError(f"bytes behind the end of the item, from byte {stream.tell()} on")
+    return value
 
 
 def _has_numbers_as_keys(value: Any) -> bool:
