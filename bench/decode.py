@@ -6,8 +6,8 @@ A raw dump of TMQ 1.01, 128-byte payloads, is read in turns, on `local[2]`, all 
 - UDF: a plain-Python UDF that reads spans of 1 MiB frame by frame, for a part of the rows, into a
   sink that keeps nothing;
 - twice: decode of twice the rows;
-- typed JSON and CBOR: payloads of four fields as columns by `wirelake.spark.functions`, and by a
-  UDF in Python (`json.loads`, `cbor2.loads`), from Parquet files into a sink that keeps nothing.
+- typed JSON and CBOR: decode with a schema of four fields into a table; and a plain-Python UDF
+  (`json.loads`, `cbor2.loads`) on the same rows as ready Arrow batches, into Spark's own writer.
 
 The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
 """
@@ -22,12 +22,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import cbor2
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -40,7 +40,7 @@ from bench.wire import machine
 from wirelake.message import Message
 from wirelake.spark import session, table
 from wirelake.spark.decode import Capture, Options, Part, Place, decode, decoded, plan
-from wirelake.spark.functions import from_payload
+from wirelake.spark.typed import Typed
 from wirelake.wire import FrameTable, encoder
 
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
@@ -49,7 +49,9 @@ BLOCK = 10_000
 OPTIONS = Options(dialect=DIALECT)
 
 
-def write_dump(path: Path, rows: int) -> None:
+def write_dump(
+    path: Path, rows: int, payload: Callable[[int], bytes] = lambda number: PAYLOAD
+) -> None:
     """A dump of so many messages."""
     frames = FrameTable(BLOCK)
     encode = encoder(DIALECT).encode
@@ -57,7 +59,8 @@ def write_dump(path: Path, rows: int) -> None:
         for start in range(0, rows, BLOCK):
             some = range(start, min(rows, start + BLOCK))
             frames.fill(
-                [Message(f"sensors/{k % 90 + 10}", PAYLOAD, id=f"{k:08}") for k in some], DIALECT
+                [Message(f"sensors/{k % 90 + 10}", payload(k), id=f"{k:08}") for k in some],
+                DIALECT,
             )
             file.write(encode(frames))
 
@@ -111,7 +114,7 @@ def plain_udf(spark: SparkSession, parts: list[Part]) -> DataFrame:
     return rows.select(F.inline(read("path", "place", "size", "offset")))
 
 
-def ready_source(batch: pa.RecordBatch) -> type[DataSource]:
+def ready_source(batch: pa.RecordBatch, format: str = "decoded") -> type[DataSource]:
     """A source that has one decoded batch already, and yields it until there are rows enough."""
     schema = to_arrow_schema(table.LOG_SCHEMA, timezone="UTC")
     plain = pa.Table.from_batches([batch]).cast(schema).to_batches()[0]
@@ -121,7 +124,7 @@ def ready_source(batch: pa.RecordBatch) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            return "decoded-bench"
+            return f"{format}-bench"
 
         def schema(self) -> StructType:
             return table.LOG_SCHEMA
@@ -151,43 +154,30 @@ class ReadyReader(DataSourceReader):
             left -= self._batch.num_rows
 
 
-TYPED = "temperature double, humidity double, unit string, number int"
+TYPED = "temperature double, humidity double, celsius boolean, number int"
 FORMATS: dict[str, Callable[[Any], bytes]] = {
     "json": lambda value: json.dumps(value).encode(),
     "cbor": cbor2.dumps,
 }
 
 
-def write_payloads(path: Path, format: str, rows: int) -> None:
-    """A Parquet file with so many payloads."""
-    dumps = FORMATS[format]
-    path.mkdir()
-    for start in range(0, rows, max(1, rows // 4)):  # a file is a task
-        some = range(start, min(rows, start + max(1, rows // 4)))
-        payloads = [
-            dumps({"temperature": 21.5 + k % 7, "humidity": 0.25, "unit": "celsius", "number": k})
-            for k in some
-        ]
-        pq.write_table(pa.table({"payload": payloads}), path / f"{start}.parquet")
+def typed_payload(format: str, number: int) -> bytes:
+    """A payload that fits the schema."""
+    value = {"temperature": 21.5 + number % 7, "humidity": 0.25, "celsius": True}
+    return FORMATS[format](value | {"number": number % 1000})
 
 
-def typed_by_udf(payloads: DataFrame, format: str) -> DataFrame:
-    """The payloads as columns, by a plain-Python UDF."""
+def typed_by_udf(rows: DataFrame, format: str) -> DataFrame:
+    """Rows with the columns of their payloads, by a UDF."""
     loads: Callable[[bytes], Any] = json.loads if format == "json" else cbor2.loads
 
-    @F.udf(returnType=TYPED)  # as Spark runs it unless it is told otherwise
+    @F.udf(returnType=TYPED, useArrow=False)
     def read(payload: bytes) -> tuple[Any, ...]:
         value = loads(payload)
-        names = ("temperature", "humidity", "unit", "number")
+        names = ("temperature", "humidity", "celsius", "number")
         return tuple(value.get(name) for name in names)
 
-    return payloads.select(read("payload").alias("read")).select("read.*")
-
-
-def typed_by_us(payloads: DataFrame, format: str) -> DataFrame:
-    """The same by our function."""
-    read = from_payload("payload", f"{format}: {TYPED}")
-    return payloads.select(read.alias("read")).select("read.*")
+    return rows.withColumn("read", read("payload")).select(*rows.columns, "read.*")
 
 
 def seconds(work: Callable[[], DataFrame]) -> float:
@@ -204,26 +194,27 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
     write_dump(dump, rows)
     spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
     try:
+        counts = {str(dump): rows}
+        some_rows = max(1, rows // share)
         once = [str(dump)]
         twice = 2 * once
 
-        def into_table(files: list[str]) -> float:
+        def into_table(files: list[str], schemas: tuple[Typed, ...] = ()) -> float:
             shutil.rmtree(target, ignore_errors=True)
             start = time.perf_counter()
-            found = decode(spark, files, Place(target), OPTIONS)
+            found = decode(spark, files, Place(target, schemas=schemas), OPTIONS)
             taken = time.perf_counter() - start
-            assert found.messages == rows * len(files)
+            assert (found.messages, found.errors) == (counts[files[0]] * len(files), 0)
             return taken
 
-        def typed(
-            way: Callable[[DataFrame, str], DataFrame], payloads: DataFrame, format: str
-        ) -> Callable[[], float]:
-            return lambda: seconds(lambda: way(payloads, format))
-
-        def by_spark() -> float:
+        def by_spark(
+            way: Callable[[DataFrame], DataFrame] = lambda ready: ready,
+            source: str = "decoded",
+            count: int = rows,
+        ) -> float:
             start = time.perf_counter()
-            ready = spark.read.format("decoded-bench").option("rows", rows).load()
-            ready.write.mode("overwrite").parquet(str(folder / "spark"))
+            ready = spark.read.format(f"{source}-bench").option("rows", count).load()
+            way(ready).write.mode("overwrite").parquet(str(folder / "spark"))
             return time.perf_counter() - start
 
         parts = plan(Capture(once[0], 0), replace(OPTIONS, step=1 << 20)).parts
@@ -238,10 +229,15 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
             "UDF": (in_some, lambda: seconds(lambda: plain_udf(spark, some))),
         }
         for format in FORMATS:
-            write_payloads(folder / format, format, count := max(1, rows // share))
-            payloads = spark.read.parquet(str(folder / format))
-            works[f"typed {format}"] = (count, typed(typed_by_us, payloads, format))
-            works[f"typed {format}, UDF"] = (count, typed(typed_by_udf, payloads, format))
+            file = folder / format
+            write_dump(file, some_rows, partial(typed_payload, format))
+            counts[str(file)] = some_rows
+            schemas = (Typed.parse(f"#={format}: {TYPED}"),)
+            (_, sample), *_ = decoded(plan(Capture(str(file), 0), OPTIONS).parts[0])
+            spark.dataSource.register(ready_source(sample, format))
+            udf = partial(typed_by_udf, format=format)
+            works[f"typed {format}"] = (some_rows, partial(into_table, [str(file)], schemas))
+            works[f"typed {format}, UDF"] = (some_rows, partial(by_spark, udf, format, some_rows))
         rates = dict.fromkeys(works, 0.0)
         for _ in range(turns):
             for name, (count, work) in works.items():
