@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wirelake.spark.storage import Storage as Place
+    from wirelake.spark.typed import Typed
 
 
 class OnConflict(StrEnum):
@@ -62,6 +64,15 @@ PartitionBy = Annotated[
     typer.Option(
         metavar="COLUMNS",
         help="Folders of a new table: `none`, `date`, `level` or `date,level`.",
+    ),
+]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schema",
+        metavar="FILTER=SCHEMA",
+        help="Payloads of these addresses as typed columns: a DDL such as `temp double, unit "
+        "string` (JSON), or a file; repeatable.",
     ),
 ]
 Master = Annotated[
@@ -101,6 +112,7 @@ def decode(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     storage: Storage = None,
     master: Master = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
@@ -115,10 +127,13 @@ def decode(
         wirelake lake decode device.bin --table lake/messages
 
         wirelake lake decode *.pcap --table lake/messages --ports all
+
+        wirelake lake decode device.bin --table lake/messages --schema 'house/#=temp double'
     """
     for file in files:
         if not file.is_file():
             fail(f"{file}: no such file", USAGE)
+    schemas = _schemas(schema)
     with _spark("wirelake lake decode", master) as spark:
         from wirelake.spark import decode as job
         from wirelake.spark.flows import Ports
@@ -129,7 +144,7 @@ def decode(
             time=_micros("--time", time),
             step=split << 20,
         )
-        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage))
+        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage), schemas)
         paths = [str(file) for file in files]
         result = job.decode(spark, paths, place, options, overwrite=overwrite)
     if as_json:
@@ -208,6 +223,7 @@ def land(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     query: Annotated[
         str,
         typer.Option(
@@ -241,10 +257,14 @@ def land(
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake \\
             --route 'house/#=house' --route 'shop/+/orders=orders'
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake/messages \\
+            --schema 'house/+/temp=celsius double NOT NULL, unit string'
     """
     if once and every:
         fail("--once and --every exclude each other", USAGE)
     pause = 0.0 if every == "0" else _seconds("--every", every or "2s")
+    schemas = _schemas(schema)
     with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
         from wirelake.spark import land as job
 
@@ -263,6 +283,7 @@ def land(
             query=query,
             storage=_storage(storage),
             routes=tuple(_route(one) for one in route or ()),
+            schemas=schemas,
         )
         landed = 0
 
@@ -277,6 +298,71 @@ def land(
         rows = job.land(spark, options, told, stop.is_set)
     if not as_json:
         typer.echo(f"{rows} rows in {table}")
+
+
+@app.command()
+def infer(
+    filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="The addresses to look at, as in `a/+/c`.")
+    ],
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The broker's HTTP; its log is looked at.")
+    ] = "",
+    table: Annotated[str, typer.Option("--table", metavar="DIR", help="A table instead.")] = "",
+    most: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Messages to look at, the newest first.")
+    ] = 10_000,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the schema to this file, too.")
+    ] = None,
+    storage: Storage = None,
+    token: Token = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Say what payloads look like, and propose a schema for them.
+
+    What is printed last is for `--schema` of `lake land` and `lake decode`. It needs no Spark.
+
+    Examples:
+
+        wirelake lake infer 'house/+/temp' --url http://127.0.0.1:7780
+
+        wirelake lake infer 'house/+/temp' --table lake/messages --out temp.toml
+    """
+    if bool(url) == bool(table):
+        fail("one of --url and --table says where to look", USAGE)
+    _check_filter(filter, "FILTER")
+    with errors_in_one_line():
+        from wirelake.spark import infer as job
+        from wirelake.spark.log_client import LogClient
+        from wirelake.spark.options import address_of
+
+        payloads = (
+            job.from_table(_place(table, storage), filter)
+            if table
+            else job.from_log(LogClient(address_of({"url": url}), token, patience=0), filter)
+        )
+        found = job.infer(payloads, most)
+    schema = found.schema
+    if out is not None:
+        if schema is None:
+            fail("no file was written: there is neither JSON nor CBOR with fields")
+        write_file(out, schema.as_toml())
+    if as_json:
+        write_object(found.as_json())
+        return
+    kinds = ", ".join(f"{found.kinds[kind]} {kind.label}" for kind in job.Kind)
+    typer.echo(f"{found.messages} messages: {kinds}")
+    if schema is None:
+        return
+    shown = plain_table()
+    for name in ("field", "type", "present", "example"):
+        shown.add_column(name)
+    for path, one in job.walk(found.fields):
+        cells = (path, job.describe(one), str(one.present), one.example)
+        shown.add_row(*(escape(printable(cell)) for cell in cells))
+    wide_console().print(shown)
+    typer.echo(f"--schema {shlex.quote(f'{filter}={schema.as_ddl()}')}")
 
 
 @app.command()
@@ -530,17 +616,29 @@ def _route(text: str) -> tuple[str, str]:
     return filter, name
 
 
+def _schemas(given: list[str] | None) -> tuple[Typed, ...]:
+    """Schemas of payloads, checked before Spark is started."""
+    if not given:
+        return ()
+    with errors_in_one_line():
+        from wirelake.spark.typed import Typed, table_schema
+
+        found = tuple(Typed.parse(one) for one in given)
+        table_schema(found)
+    return found
+
+
 def _columns(text: str) -> tuple[str, ...]:
     """Split column names at commas; `none` means no columns."""
     return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
-def _check_filter(filter: str) -> None:
+def _check_filter(filter: str, option: str = "--filter") -> None:
     try:
         if filter:
             check_filter(filter)
     except RefusedError as error:
-        fail(f"--filter: {error.text}", USAGE)
+        fail(f"{option}: {error.text}", USAGE)
 
 
 @contextmanager
