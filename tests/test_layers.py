@@ -16,6 +16,7 @@ ALLOWED = {
     "config": {"errors"},
     "wire": {"errors", "message"},
     "engine": {"address", "config", "errors", "message", "wire"},
+    "journal": {"address", "config", "errors", "message", "wire"},
     "broker": {"address", "config", "engine.base", "errors", "message", "wire"},
     "net": {"address", "broker", "config", "engine", "errors", "message", "wire"},
     "http": {"address", "__version__", "broker", "config", "engine", "errors", "message", "wire"},
