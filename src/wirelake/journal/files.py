@@ -215,10 +215,15 @@ class FilesJournal(Journal):
         self._filled = 0
         if not self._segments:
             self._begin_segment()
-        else:
-            last = self._segments[-1]
-            self._file = self._disk.open(last.path, os.O_RDWR)
-            self._filled = max(last.size, os.fstat(self._file).st_size)
+            return
+        for segment in self._segments[:-1]:
+            if not segment.complete:
+                file = self._disk.open(segment.path, os.O_RDWR)
+                self._complete(segment, file)
+                os.close(file)
+        last = self._segments[-1]
+        self._file = self._disk.open(last.path, os.O_RDWR)
+        self._filled = max(last.size, os.fstat(self._file).st_size)
 
     # Taking up and appending
 
@@ -441,7 +446,7 @@ class FilesJournal(Journal):
             segment.size = draft.size
         file = self._disk.open(segment.path, os.O_RDWR)
         if self._segments:
-            self._complete(self._segments[-1])
+            self._complete(self._segments[-1], self._file)
             os.close(self._file)
         self._file = file
         self._filled = segment.size
@@ -453,20 +458,20 @@ class FilesJournal(Journal):
                 self._segments = [*self._segments, segment]
         return segment
 
-    def _complete(self, segment: Segment) -> None:
+    def _complete(self, segment: Segment, file: int) -> None:
         """Write the index of a segment; without it, opening takes longer."""
         if segment.complete:
             return
         pieces = segment.index(self._identity)
         try:
             # The old end is cut off first: a filling behind the foot would hide it.
-            self._disk.truncate(self._file, segment.size)
-            write_all(self._disk, self._file, pieces, segment.size)
-            self._disk.sync(self._file)
+            self._disk.truncate(file, segment.size)
+            write_all(self._disk, file, pieces, segment.size)
+            self._disk.sync(file)
         except OSError as error:
             log.warning("%s has no index: %s", segment.path, error)
             with contextlib.suppress(OSError):
-                self._disk.truncate(self._file, segment.size)
+                self._disk.truncate(file, segment.size)
         segment.complete = True
         segment.headers = []
 

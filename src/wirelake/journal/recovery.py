@@ -26,6 +26,7 @@ from wirelake.journal.contract import Harm, Loss
 from wirelake.journal.record import HEADER, NOBODY, End, Header, Type
 from wirelake.journal.segment import (
     DRAFT,
+    FRAME,
     Bad,
     Disk,
     Draft,
@@ -169,12 +170,16 @@ class Recovery:
             isinstance(one, Bad) and one.unwritten for one in found[last_write:]
         )
         whole: set[int] = set()
+        torn_bytes: list[tuple[int, int]] = []
         for k, one in enumerate(found):
             uncertain = torn and k >= last_write
             if torn and k == last_write:
                 whole = _whole(found[k:], self.ends)
             if isinstance(one, Bad):
-                self._bad(reader, segment, one, torn=uncertain)
+                if uncertain:
+                    torn_bytes.append((one.begin, one.end))
+                else:
+                    self._bad(reader, segment, one)
                 continue
             place, header = one
             if isinstance(header, Frame) or header.partition == NOBODY:
@@ -182,10 +187,11 @@ class Recovery:
             if header.number <= self.ends[header.partition].number and not segment.rewritten:
                 continue  # a write that failed and could not be undone stands here twice
             if uncertain and place not in whole:
-                self._bad(reader, segment, Bad(place, place + header.size, True, header), torn=True)
+                torn_bytes.append((place, place + header.size))
                 continue
             self._follow(segment, header)
             segment.add(header, place)
+        self._torn(reader, segment, torn_bytes)
         segment.ends = list(self.ends)
 
     def _follow(self, segment: Segment, header: Header) -> None:
@@ -202,24 +208,39 @@ class Recovery:
         self.ends[partition] = end.behind(header)
         self._doubts[partition] = 0
 
-    def _bad(self, reader: Reader, segment: Segment, bad: Bad, *, torn: bool) -> None:
+    def _bad(self, reader: Reader, segment: Segment, bad: Bad) -> None:
+        """Report bytes that are damaged."""
+        lost = bad.lost
+        what = "are damaged"
+        if lost is None:
+            self._doubts = [doubt + bad.end - bad.begin for doubt in self._doubts]
+        elif lost.type == Type.INDEX:
+            what += ": the index, which is worked out again"
+        else:
+            what += f": {describe(lost)}"
+            if lost.number > self.ends[lost.partition].number:
+                self._follow(segment, lost)
+        self._set_aside(reader, segment, bad.begin, bad.end, Harm.DAMAGED, what)
+
+    def _torn(self, reader: Reader, segment: Segment, spans: list[tuple[int, int]]) -> None:
+        """Report what is left of a write that did not end; spans that touch are one."""
+        merged: list[list[int]] = []
+        for begin, end in spans:
+            if merged and begin <= merged[-1][1] + FRAME:
+                merged[-1][1] = end
+            else:
+                merged.append([begin, end])
+        for begin, end in merged:
+            self._set_aside(reader, segment, begin, end, Harm.TORN, "were not written whole")
+
+    def _set_aside(
+        self, reader: Reader, segment: Segment, begin: int, end: int, harm: Harm, what: str
+    ) -> None:
         """Keep bad bytes in a file of their own, and report them."""
         self.clean = False
         segment.damaged = True
-        what = "were not written whole" if torn else "are damaged"
-        lost = bad.lost
-        if lost is not None and lost.type == Type.INDEX:
-            what += ": the index, which is worked out again"
-        elif lost is not None:
-            what += f": {describe(lost)}"
-            if not torn and lost.number > self.ends[lost.partition].number:
-                self._follow(segment, lost)
-        elif not torn:
-            self._doubts = [doubt + bad.end - bad.begin for doubt in self._doubts]
-        harm = Harm.TORN if torn else Harm.DAMAGED
-        kept = set_aside(self._disk, reader, bad.begin, bad.end, harm)
-        text = f"bytes [{bad.begin}, {bad.end}) {what}"
-        self._report(Loss(harm, segment.path.name, text, kept))
+        kept = set_aside(self._disk, reader, begin, end, harm)
+        self._report(Loss(harm, segment.path.name, f"bytes [{begin}, {end}) {what}", kept))
 
     def _missing(self, name: Name, text: str) -> None:
         self._report(Loss(Harm.MISSING, name.file, text))

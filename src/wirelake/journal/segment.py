@@ -499,7 +499,8 @@ def scan(
         header = _record_header(data, identity, reader, at)
         if header is None:
             stop = _find(reader, at + ALIGN, end, identity)
-            found.append(Bad(at, stop, _is_unwritten(reader, at, stop, identity.mark)))
+            short = stop == size and stop - at < FRAME + HEADER  # no write is so small
+            found.append(Bad(at, stop, short or _is_unwritten(reader, at, stop, identity.mark)))
         elif (stop := at + header.size) > size:
             stop = size
             found.append(Bad(at, stop, True, header))
@@ -577,14 +578,17 @@ def _filled_from(reader: Reader, mark: bytes) -> int:
     return end if size - end >= ALIGN else size
 
 
-def _is_unwritten(reader: Reader, at: int, end: int, mark: bytes) -> bool:
-    """Was a sector's share of these bytes never written? Then it is filling, or zeros."""
-    zeros = True
+def _is_unwritten(reader: Reader, begin: int, end: int, mark: bytes) -> bool:
+    """Was a sector's share of these bytes never written?
+
+    Then it is filling, or zeros: a whole sector of them, or where a frame or header has to begin.
+    """
+    at = begin
     while at < end:
         stop = min(end, (at // _SECTOR + 1) * _SECTOR)
         data = reader.read(at, stop - at)
-        if data == filling(mark, at, stop - at) or (stop - at == _SECTOR and not any(data)):
+        zeros = not any(data) and (at == begin or stop - at == _SECTOR)
+        if zeros or data == filling(mark, at, stop - at):
             return True
-        zeros = zeros and not any(data)
         at = stop
-    return zeros
+    return False
