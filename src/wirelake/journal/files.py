@@ -204,6 +204,7 @@ class FilesJournal(Journal):
         self.partitions = found.identity.partitions
         self.id = found.identity.public
         self._segments = found.segments
+        self._next_segment = found.next_segment
         #: Where chains stand with all that was appended, and with what is durable.
         self._ends = list(found.ends)
         self._durable = list(found.ends)
@@ -439,12 +440,13 @@ class FilesJournal(Journal):
 
         So a segment that is complete is always followed by another.
         """
-        number = self._segments[-1].name.last + 1 if self._segments else 0
+        number = self._next_segment
         segment = Segment(self.folder, Name(number, number), self._durable, rewritten=False)
         with Draft(self._disk, segment.path) as draft:
             draft.write([pack_head(self._identity, segment.begins)])
             segment.size = draft.size
         file = self._disk.open(segment.path, os.O_RDWR)
+        self._next_segment += 1
         if self._segments:
             self._complete(self._segments[-1], self._file)
             os.close(self._file)

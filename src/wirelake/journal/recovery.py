@@ -23,7 +23,7 @@ from pathlib import Path
 
 from wirelake.errors import EngineError
 from wirelake.journal.contract import Harm, Loss
-from wirelake.journal.record import HEADER, NOBODY, End, Header, Type
+from wirelake.journal.record import ALIGN, HEADER, NOBODY, End, Header, Type
 from wirelake.journal.segment import (
     DRAFT,
     FRAME,
@@ -61,10 +61,11 @@ class Recovery:
         self.losses: list[Loss] = []
         #: Where each chain ends, behind all that was or may have been there.
         self.ends: list[End] = []
-        #: Can records be added to the last segment?
+        #: Can records be added to the last segment? Else another one has to follow.
         self.clean = True
+        self.next_segment = 0
         self._doubts: list[int] = []  # unreadable bytes behind each partition's last record
-        self._end_is_known = True  # of the last segment
+        self._end_is_known = True  # is it known where chains stand behind the last segment?
 
     def run(self) -> None:
         """Look at all files. Raises EngineError for files that this version does not read."""
@@ -81,6 +82,7 @@ class Recovery:
         for name in names:
             if name.first > expected:
                 self._missing(name, f"segments {expected} to {name.first - 1} are missing")
+                self._end_is_known = False
             expected = name.last + 1
             self._load(name, self.identity)
         last = self.segments[-1]
@@ -88,6 +90,8 @@ class Recovery:
             self._missing(last.name, f"segment {expected}, which followed it, is missing")
             self._doubts = [doubt + _LOST_SEGMENT for doubt in self._doubts]
             self.clean = False
+            expected += 1
+        self.next_segment = expected
         self.ends = list(map(_behind, self.ends, self._doubts))
         last.ends = list(self.ends)
 
@@ -137,13 +141,17 @@ class Recovery:
                 self._begin(name, head.ends)
                 rewritten, at = head.rewritten, head_size(identity.partitions)
             segment = Segment(self._folder, name, self.ends, rewritten=rewritten)
-            self._end_is_known = at > 0 and segment.read_index(reader, identity)
-            if self._end_is_known:
+            self._end_is_known = True
+            if segment.read_index(reader, identity):
                 self.ends = list(segment.ends)
+                if not at:
+                    end = head_size(identity.partitions)
+                    self._set_aside(reader, segment, 0, end, Harm.DAMAGED, "are damaged: the head")
             else:
                 segment = Segment(self._folder, name, self.ends, rewritten=rewritten)
                 self._scan(reader, segment, identity, at)
                 if rewritten:
+                    self._end_is_known = False
                     self._missing(name, "it has no index, so records at its end may be missing")
                 # What was found is going to be answered for, so it has to be durable.
                 sync_file(self._disk, path)
@@ -152,10 +160,8 @@ class Recovery:
     def _begin(self, name: Name, begins: list[End]) -> None:
         """Compare where a segment says that chains stood with what was found before it."""
         for partition, (begin, end) in enumerate(zip(begins, self.ends, strict=True)):
-            if begin.number > end.number and self.segments:
-                known = self._end_is_known or not self.segments[-1].rewritten
-                if known:
-                    self._missing(name, _hole(partition, end.number + 1, begin.number))
+            if begin.number > end.number and self._end_is_known:
+                self._missing(name, _hole(partition, end.number + 1, begin.number))
             if begin.number >= end.number:
                 self.ends[partition] = begin
         if self.segments:
@@ -164,7 +170,8 @@ class Recovery:
 
     def _scan(self, reader: Reader, segment: Segment, identity: Identity, at: int) -> None:
         """Find the records of a segment that has no index."""
-        found, segment.size = scan(reader, identity, at)
+        found, end = scan(reader, identity, at)
+        segment.size = end + -end % ALIGN
         last_write = max((k for k, one in enumerate(found) if _is_frame(one)), default=0)
         torn = not segment.rewritten and any(
             isinstance(one, Bad) and one.unwritten for one in found[last_write:]
