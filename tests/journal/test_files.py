@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import stat
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,7 +23,7 @@ from wirelake.errors import ConfigError, EngineError
 from wirelake.journal import retention
 from wirelake.journal.contract import Needed, Outcome, Space
 from wirelake.journal.files import FilesJournal
-from wirelake.journal.record import Put, QueueChanges, Record, Type, checkpoint
+from wirelake.journal.record import Piece, Put, QueueChanges, Record, Type, checkpoint
 from wirelake.journal.retention import Places, Rule
 
 
@@ -240,6 +242,40 @@ def test_rows_go_by_age_and_needed_ones_are_kept(tmp_path: Path) -> None:
     last = opened(tmp_path)
     assert last.recover(0).offset == 400
     last.close()
+
+
+class PickyDisk(FaultyDisk):
+    """Has no room for one file."""
+
+    full = -1
+
+    def write(self, file: int, pieces: Sequence[Piece], at: int) -> int:
+        """Write, unless to that file."""
+        if file == self.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(file, pieces, at)
+
+
+def test_a_message_is_needed_until_its_acknowledgement_is_durable(tmp_path: Path) -> None:
+    disk = PickyDisk()
+    journal = opened(tmp_path, segment_bytes=1, disk=disk)
+    for k in range(4):
+        commit(journal, 0, [some_rows(k, [b"%d" % k], type=Type.MESSAGES)])
+    journal.keep(0, Needed(private=[(1, 2)], slot=3))
+    journal.tidy(now=1.0)
+    assert payloads(journal, 0, space=Space.PRIVATE) == {1: b"1", 3: b"3"}
+    journal._segment_bytes = 1 << 20
+    disk.full = journal._file
+    outcomes = Outcomes()
+    journal.append({0: [keys({"acknowledged": b"1"})]}, outcomes, in_place=True)
+    journal.keep(0, Needed(slot=3))
+    journal.tidy(now=1.0)
+    assert payloads(journal, 0, space=Space.PRIVATE) == {1: b"1", 3: b"3"}
+    disk.full = -1
+    outcomes.wait()
+    journal.tidy(now=1.0)
+    assert payloads(journal, 0, space=Space.PRIVATE) == {3: b"3"}
+    journal.close()
 
 
 def test_rules_are_for_addresses(tmp_path: Path) -> None:

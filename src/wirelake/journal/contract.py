@@ -219,10 +219,11 @@ class Journal(ABC):
 
     @abstractmethod
     def keep(self, partition: int, needed: Needed) -> None:
-        """Say what the partition's state refers to; it holds until the next call.
+        """Say what the partition's state refers to, with all that was appended before this call.
 
-        Before the first call everything is needed. Records before the checkpoint are never needed,
-        rows of the log as long as retention says.
+        It holds from when these appends are durable until the next call's are: a message whose
+        acknowledgement is not durable is still needed. Before the first call everything is needed.
+        Records before the checkpoint are never needed, rows of the log as long as retention says.
         """
 
     @abstractmethod

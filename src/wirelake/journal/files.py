@@ -210,7 +210,8 @@ class FilesJournal(Journal):
         self._durable = list(found.ends)
         self._taken_up: dict[int, bool] = {}  # partitions; is the epoch's record still to come?
         self._waiting = [0] * self.partitions  # appends of each partition that have no outcome
-        self._needed: dict[int, Needed] = {}
+        #: What partitions need, each from when its record of this number is durable.
+        self._needed: dict[int, list[tuple[int, Needed]]] = {}
         #: Must another segment be begun before more is written?
         self._suspect = not found.clean
         self._filled = 0
@@ -304,9 +305,20 @@ class FilesJournal(Journal):
             self._bell.put(None)
 
     def keep(self, partition: int, needed: Needed) -> None:
-        """Say what the partition's state refers to; it holds until the next call."""
+        """Say what the partition's state refers to, with all that was appended before this call."""
         check_partition(partition, self.partitions)
-        self._needed[partition] = needed
+        with self._ordering:
+            told = self._needed.setdefault(partition, [])
+            told.append((self._ends[partition].number, needed))
+            self._forget_needed(partition)
+
+    def _forget_needed(self, partition: int) -> Needed:
+        """The needs that hold, which are the oldest that are not forgotten; needs `_ordering`."""
+        told = self._needed.get(partition, [])
+        while len(told) > 1 and told[1][0] <= self._durable[partition].number:
+            del told[0]
+        holds = told and told[0][0] <= self._durable[partition].number
+        return told[0][1] if holds else Needed()
 
     @property
     def backlog(self) -> int:
@@ -590,10 +602,11 @@ class FilesJournal(Journal):
         """
         with self._tidying, _mapped("the journal cannot be tidied", retriable=True):
             self._end_old_segment(now)
-            kept = [
-                Kept.of(self._needed.get(partition, Needed()), self._checkpoint(partition))
-                for partition in range(self.partitions)
-            ]
+            kept = []
+            for partition in range(self.partitions):
+                with self._ordering:
+                    needed = self._forget_needed(partition)
+                kept.append(Kept.of(needed, self._checkpoint(partition)))
             rules = list(self.rules)
             for todo in plan(self._segments[:-1], kept, rules, now, self._segment_bytes):
                 if self._closing.is_set():
