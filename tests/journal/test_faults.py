@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.journal.disks import FaultyDisk
 from tests.journal.samples import Outcomes, State, commit, keys, payloads, some_rows
-from wirelake.journal import files
+from wirelake.journal import files, tail
 from wirelake.journal.contract import Harm, Outcome
 from wirelake.journal.files import FilesJournal
 from wirelake.journal.record import Record, checkpoint
@@ -157,7 +157,7 @@ def test_a_disk_may_be_full_at_every_byte_of_a_commit(
     size: int,
     step: int,
 ) -> None:
-    monkeypatch.setattr(files, "FILLING", 1000)
+    monkeypatch.setattr(tail, "FILLING", 1000)
     disk = FaultyDisk()
     history = History()
     journal = opened(tmp_path / "data", disk, segment_bytes=1 << 30)

@@ -264,8 +264,8 @@ def test_a_message_is_needed_until_its_acknowledgement_is_durable(tmp_path: Path
     journal.keep(0, Needed(private=[(1, 2)], slot=3))
     journal.tidy(now=1.0)
     assert payloads(journal, 0, space=Space.PRIVATE) == {1: b"1", 3: b"3"}
-    journal._segment_bytes = 1 << 20
-    disk.full = journal._file
+    journal._segment_bytes = journal._tail.segment_bytes = 1 << 20
+    disk.full = journal._tail._file
     outcomes = Outcomes()
     journal.append({0: [keys({"acknowledged": b"1"})]}, outcomes, in_place=True)
     journal.keep(0, Needed(slot=3))
@@ -311,7 +311,7 @@ def test_small_batches_are_merged_and_read_once(tmp_path: Path) -> None:
     journal.close()
     journal = opened(tmp_path, segment_bytes=1)
     commit(journal, 0, [some_rows(80, [b"80"])])
-    journal._segment_bytes = 200_000
+    journal._segment_bytes = journal._tail.segment_bytes = 200_000
     reading = journal.read(0, 0, 1000)
     found = [decoded(next(reading).ipc) for _ in range(10)]
     before = disk_use(tmp_path)

@@ -28,6 +28,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from types import MappingProxyType
 
 from wirelake.errors import EngineError
 from wirelake.journal.record import Record
@@ -161,10 +162,16 @@ class Journal(ABC):
     partitions: int
     #: Tells this journal from any other.
     id: str
-    #: Why nothing can be made durable now; empty while it can. The caller refuses what is new.
-    trouble: str = ""
+    #: The partitions of which nothing can be made durable now, and why. The caller refuses what is
+    #: new for them; what was appended waits. Replaced as a whole, so any thread may look.
+    troubles: Mapping[int, str] = MappingProxyType({})
     #: What was found torn, damaged or missing since the journal was opened.
     losses: list[Loss]
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be made durable now, of any partition; empty while all is well."""
+        return next(iter(self.troubles.values()), "")
 
     @abstractmethod
     def recover(self, partition: int) -> Recovered:
@@ -189,7 +196,7 @@ class Journal(ABC):
 
         On *durable*: as `Outcome` says. On *lost* and *unavailable*: so are all later appends to
         the partition, until `recover` takes it up again.
-        On trouble (a full disk, no quorum): the commit waits, `trouble` says why, and it is tried
+        On trouble (a full disk, no quorum): the commit waits, `troubles` says why, and it is tried
         again until it has an outcome; *unavailable* is for a journal that gives up or is closed.
         On error: raises EngineError, and nothing of it is appended: a partition that was not taken
         up, a record that is too large, rows whose places were given before, a closed journal.

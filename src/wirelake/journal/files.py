@@ -18,7 +18,6 @@ reads old records to see that they are as they were written.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -60,28 +59,8 @@ from wirelake.journal.record import (
 )
 from wirelake.journal.recovery import Recovery, report, set_aside
 from wirelake.journal.retention import Kept, Rule, from_place, in_order, plan, rewrite
-from wirelake.journal.segment import (
-    FRAME,
-    STATE,
-    Disk,
-    Draft,
-    Identity,
-    Name,
-    Reader,
-    Segment,
-    filling,
-    pack_frame,
-    pack_head,
-    write_all,
-)
-
-#: A segment that is larger, or has more records, is followed by a new one.
-SEGMENT_BYTES = 256 << 20
-SEGMENT_RECORDS = 1 << 16
-
-#: A write of up to so many bytes, where it lets the file grow, lets it grow by so many more.
-SMALL_WRITE = 64 << 10
-FILLING = 1 << 20
+from wirelake.journal.segment import STATE, Disk, Identity, Reader, Segment
+from wirelake.journal.tail import SEGMENT_BYTES, Tail
 
 #: What failed is tried again after this many seconds, then twice as many, up to a limit.
 FIRST_RETRY = 0.05
@@ -94,9 +73,6 @@ SCRUB = 256 << 20
 NICENESS = 10
 
 log = logging.getLogger("wirelake.journal")
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_ROOM = (*_FULL, errno.EFBIG)
 
 
 class _Append(NamedTuple):
@@ -143,20 +119,18 @@ class FilesJournal(Journal):
             raise ConfigError("partitions", f"a journal has 1 to {MAX_PARTITIONS}")
         self.folder = data / "journal"
         self.losses: list[Loss] = []
-        self.trouble = ""
         #: How long rows of the log are kept; may be replaced.
         self.rules = rules
         self._owner = owner
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
-        self._file = self._lock_file = -1
         self._closed = False
         with _mapped("the journal cannot be opened", retriable=True):
             self._take_folder(data)
             try:
                 self._open(partitions)
             except BaseException:
-                self._let_go()
+                os.close(self._lock_file)
                 raise
         self._queue: deque[_Append] = deque()
         self._backlog = 0
@@ -186,7 +160,7 @@ class FilesJournal(Journal):
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._let_go()
+            os.close(self._lock_file)
             raise EngineError(f"another process uses {self.folder}") from None
 
     def _open(self, partitions: int | None) -> None:
@@ -204,7 +178,6 @@ class FilesJournal(Journal):
         self.partitions = found.identity.partitions
         self.id = found.identity.public
         self._segments = found.segments
-        self._next_segment = found.next_segment
         #: Where chains stand with all that was appended, and with what is durable.
         self._ends = list(found.ends)
         self._durable = list(found.ends)
@@ -212,20 +185,12 @@ class FilesJournal(Journal):
         self._waiting = [0] * self.partitions  # appends of each partition that have no outcome
         #: What partitions need, each from when its record of this number is durable.
         self._needed: dict[int, list[tuple[int, Needed]]] = {}
-        #: Must another segment be begun before more is written?
-        self._suspect = not found.clean
-        self._filled = 0
-        if not self._segments:
-            self._begin_segment()
-            return
-        for segment in self._segments[:-1]:
-            if not segment.complete:
-                file = self._disk.open(segment.path, os.O_RDWR)
-                self._complete(segment, file)
-                os.close(file)
-        last = self._segments[-1]
-        self._file = self._disk.open(last.path, os.O_RDWR)
-        self._filled = max(last.size, os.fstat(self._file).st_size)
+        number = found.next_segment
+        self._tail = Tail(self._disk, self.folder, self._identity, number, self._segment_bytes)
+        if self._segments:
+            self._tail.resume(self._segments, clean=found.clean)
+        else:
+            self._segments = [self._tail.begin(self._durable)]
 
     # Taking up and appending
 
@@ -240,12 +205,13 @@ class FilesJournal(Journal):
             end = self._ends[partition] = end._replace(epoch=end.epoch + 1)
             self._taken_up[partition] = True
         losses: list[Loss] = []
-        records = self._records(partition, losses)
+        records = self._records(partition, self._checkpoint(partition), end.number + 1, losses)
         return Recovered(partition, end.epoch, end.offset, end.slot, records, losses)
 
-    def _records(self, partition: int, losses: list[Loss]) -> Iterator[Record]:
-        """The records that a partition's state is made of."""
-        begin, end = self._checkpoint(partition), self._durable[partition].number + 1
+    def _records(
+        self, partition: int, begin: int, end: int, losses: list[Loss]
+    ) -> Iterator[Record]:
+        """The records [begin, end) of a partition that its state is made of."""
         for segment, reader, k in self._walk(partition, STATE, begin, end):
             entries = segment.entries[STATE][partition]
             if entries.type[k] in (Type.CHECKPOINT, Type.EPOCH):
@@ -385,7 +351,8 @@ class FilesJournal(Journal):
 
     def _tell(self, trouble: str) -> None:
         """Say that nothing can be written, or that it can be again."""
-        before, self.trouble = self.trouble, trouble
+        before = self.trouble
+        self.troubles = dict.fromkeys(range(self.partitions), trouble) if trouble else {}
         if trouble and not before:
             log.error("%s", trouble)
         elif before and not trouble:
@@ -393,101 +360,26 @@ class FilesJournal(Journal):
 
     def _write(self, some: list[_Append]) -> None:
         """Make appends durable, all of them or none."""
-        segment = self._segments[-1]
-        large = segment.records and segment.size >= self._segment_bytes
-        if large or segment.records >= SEGMENT_RECORDS or self._suspect:
-            segment = self._begin_segment()
-        elif os.fstat(self._file).st_nlink == 0:
-            raise OSError(errno.ENOENT, f"{segment.path} was deleted while it was used")
-        size = sum(one.size for one in some)
-        frame = pack_frame(self._identity, size, sum(len(one.headers) for one in some))
-        pieces: list[Piece] = [frame]
+        if self._tail.is_full:
+            self._begin_segment()
+        pieces: list[Piece] = []
         for one in some:
             pieces += one.pieces
-        end = segment.size + FRAME + size
-        try:
-            self._put(segment, pieces, end)
-            self._disk.sync(self._file)
-        except OSError as error:
-            self._undo(segment, error)
-            raise
-        at = segment.size + FRAME
+        size, records = sum(one.size for one in some), sum(len(one.headers) for one in some)
+        at = self._tail.write(pieces, size, records)
+        segment = self._tail.segment
         with self._changing:
             for one in some:
                 for header in one.headers:
                     segment.add(header, at)
                     at += header.size
                     self._durable[header.partition] = segment.ends[header.partition]
-            segment.size = end
 
-    def _put(self, segment: Segment, pieces: list[Piece], end: int) -> None:
-        """Write pieces behind what is there, and something to be overwritten by the next ones."""
-        more = min(FILLING, self._segment_bytes - end)
-        if end > self._filled and end - segment.size <= SMALL_WRITE and more > 0:
-            ahead = filling(self._identity.mark, end, more)
-            try:
-                write_all(self._disk, self._file, [*pieces, ahead], segment.size)
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                self._disk.truncate(self._file, segment.size)
-                self._filled = segment.size
-            else:
-                self._filled = end + more
-                return
-        write_all(self._disk, self._file, pieces, segment.size)
-        self._filled = max(self._filled, end)
-
-    def _undo(self, segment: Segment, error: OSError) -> None:
-        """Cut off a write that failed."""
-        self._suspect = error.errno not in _FULL
-        try:
-            self._disk.truncate(self._file, segment.size)
-            self._filled = segment.size
-        except OSError:
-            self._suspect = True
-
-    def _begin_segment(self) -> Segment:
-        """Begin a segment, then complete the one before it; who calls holds `_writing`.
-
-        So a segment that is complete is always followed by another.
-        """
-        number = self._next_segment
-        segment = Segment(self.folder, Name(number, number), self._durable, rewritten=False)
-        with Draft(self._disk, segment.path) as draft:
-            draft.write([pack_head(self._identity, segment.begins)])
-            segment.size = draft.size
-        file = self._disk.open(segment.path, os.O_RDWR)
-        self._next_segment += 1
-        if self._segments:
-            self._complete(self._segments[-1], self._file)
-            os.close(self._file)
-        self._file = file
-        self._filled = segment.size
-        self._suspect = False
-        if not self._segments:
-            self._segments = [segment]
-        else:
-            with self._changing:
-                self._segments = [*self._segments, segment]
-        return segment
-
-    def _complete(self, segment: Segment, file: int) -> None:
-        """Write the index of a segment; without it, opening takes longer."""
-        if segment.complete:
-            return
-        pieces = segment.index(self._identity)
-        try:
-            # The old end is cut off first: a filling behind the foot would hide it.
-            self._disk.truncate(file, segment.size)
-            write_all(self._disk, file, pieces, segment.size)
-            self._disk.sync(file)
-        except OSError as error:
-            log.warning("%s has no index: %s", segment.path, error)
-            with contextlib.suppress(OSError):
-                self._disk.truncate(file, segment.size)
-        segment.complete = True
-        segment.headers = []
+    def _begin_segment(self) -> None:
+        """Begin another segment; needs `_writing`."""
+        segment = self._tail.begin(self._durable)
+        with self._changing:
+            self._segments = [*self._segments, segment]
 
     # Reading
 
@@ -694,17 +586,8 @@ class FilesJournal(Journal):
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
-        last = self._segments[-1]
-        if self._filled > last.size and not last.complete:
-            with contextlib.suppress(OSError):  # it is found out when the journal is opened
-                self._disk.truncate(self._file, last.size)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        for file in (self._file, self._lock_file):
-            if file >= 0:
-                os.close(file)
-        self._file = self._lock_file = -1
+        self._tail.close()
+        os.close(self._lock_file)
 
 
 @contextmanager

@@ -136,13 +136,6 @@ class End(NamedTuple):
         return End(header.number, max(self.epoch, header.epoch), offset, slot, header.checksum)
 
 
-def pack_header(header: Header) -> tuple[Header, bytes]:
-    """A header with its checksum worked out, and its bytes."""
-    data = _HEADER.pack(MAGIC, *header[:-1], 0)[:-4]
-    checksum = crc32(data)
-    return header._replace(checksum=checksum), data + _SUM.pack(checksum)
-
-
 def parse_header(data: bytes | memoryview, where: str = "a record") -> Header | None:
     """What a record's header says; None where there is none.
 
@@ -179,26 +172,27 @@ def encode(
     if size > MAX_BODY:
         raise EngineError(f"a record has {size} bytes; {MAX_BODY} are possible")
     padding = _ZEROS[: -size % ALIGN]
-    header, packed = pack_header(
-        Header(
-            VERSION,
-            record.type,
-            place,
-            mark,
-            partition,
-            size,
-            end.epoch,
-            end.number + 1,
-            record.base,
-            record.first_time,
-            record.last_time,
-            record.count,
-            record.rows,
-            end.checksum,
-            crc32(padding, checksum),
-            0,
-        )
+    fields = (
+        VERSION,
+        record.type,
+        place,
+        mark,
+        partition,
+        size,
+        end.epoch,
+        end.number + 1,
+        record.base,
+        record.first_time,
+        record.last_time,
+        record.count,
+        record.rows,
+        end.checksum,
+        crc32(padding, checksum),
     )
+    data = _HEADER.pack(MAGIC, *fields, 0)[:-4]
+    checksum = crc32(data)
+    header = Header(*fields, checksum)
+    packed = data + _SUM.pack(checksum)
     return header, [packed, *record.body, padding] if padding else [packed, *record.body]
 
 
@@ -263,42 +257,56 @@ def checkpoint(begin: int) -> Record:
     return Record(Type.CHECKPOINT, (), begin)
 
 
-# Tables of columns: the number of rows (4 bytes, then 4 of zeros), then column by column, wide ones
-# first, then zeros up to a multiple of 8.
+# Tables of columns: the number of rows (8 bytes), then column by column, then zeros up to a
+# multiple of 8. A table of one row, as a waiting client's commit has, is packed as it is.
+
+_EMPTY = bytes(8)
 
 
-def pack_table(columns: Sequence[array[int]]) -> bytes:
-    """Columns of one length as bytes."""
-    parts = [struct.pack("<Q", len(columns[0]) if columns else 0)]
-    for column in columns:
-        if sys.byteorder == "big":
-            column = array(column.typecode, column)
-            column.byteswap()
-        parts.append(column.tobytes())
-    data = b"".join(parts)
-    return data + bytes(-len(data) % 8)
+class Columns:
+    """A table's columns: their types, as `array` and `struct` name them."""
 
+    def __init__(self, codes: str) -> None:
+        self._codes = codes
+        self._row = struct.Struct("<Q" + codes)
+        self._padding = bytes(-self._row.size % 8)
 
-def unpack_table(data: memoryview, at: int, codes: str) -> tuple[list[array[int]], int]:
-    """The columns at a place, and where they end."""
-    (count,) = struct.unpack_from("<Q", data, at)
-    at += 8
-    columns = []
-    for code in codes:
-        column = array(code)
-        size = count * column.itemsize
-        if at + size > len(data):
-            raise EngineError("a table of changes is longer than its record")
-        column.frombytes(data[at : at + size])
-        if sys.byteorder == "big":
-            column.byteswap()
-        columns.append(column)
-        at += size
-    return columns, at + -at % 8
+    def pack(self, table: Sequence[tuple[int, ...]]) -> bytes:
+        """Rows as bytes."""
+        if not table:
+            return _EMPTY
+        if len(table) == 1:
+            return self._row.pack(1, *table[0]) + self._padding
+        parts = [struct.pack("<Q", len(table))]
+        for code, values in zip(self._codes, zip(*table, strict=True), strict=True):
+            column = array(code, values)
+            if sys.byteorder == "big":
+                column.byteswap()
+            parts.append(column.tobytes())
+        data = b"".join(parts)
+        return data + bytes(-len(data) % 8)
 
+    def unpack(self, data: memoryview, at: int) -> tuple[list[tuple[int, ...]], int]:
+        """The rows at a place, and where the table ends."""
+        columns, at = self.unpack_columns(data, at)
+        return list(zip(*columns, strict=True)), at
 
-def _table(codes: str) -> list[array[int]]:
-    return [array(code) for code in codes]
+    def unpack_columns(self, data: memoryview, at: int) -> tuple[list[array[int]], int]:
+        """The columns at a place, and where the table ends."""
+        (count,) = struct.unpack_from("<Q", data, at)
+        at += 8
+        columns = []
+        for code in self._codes:
+            column = array(code)
+            size = count * column.itemsize
+            if at + size > len(data):
+                raise EngineError("a table of changes is longer than its record")
+            column.frombytes(data[at : at + size])
+            if sys.byteorder == "big":
+                column.byteswap()
+            columns.append(column)
+            at += size
+        return columns, at + -at % 8
 
 
 #: What a message in a queue has beside its place: µs for times, 0 for none.
@@ -322,6 +330,14 @@ class Put(NamedTuple):
     expires: int | array[int] = 0
 
 
+_DECLARED = Columns("qII")  # next sequence, queue, bytes of its settings
+_REMOVED = Columns("I")  # queue
+_PUTS = Columns("qqqqqqIIBB")  # sequence, place, four attributes, queue, count, private, varying
+_ATTEMPTS = Columns("qIII")  # sequence, attempts, queue, count
+_DROPS = Columns("qII")  # sequence, queue, count
+_VALUES = Columns("q")  # attributes that differ within a run
+
+
 class QueueChanges:
     """What a commit does to the queues of a partition, in runs of sequences.
 
@@ -330,22 +346,19 @@ class QueueChanges:
     `attempts`, `drops`, `removed`.
     """
 
-    _PUTS = "qqqqqqIIBB"  # sequence, place, four attributes, queue, count, private, varying
-    _ATTEMPTS = "qIII"  # sequence, attempts, queue, count
-    _DROPS = "qII"  # sequence, queue, count
+    __slots__ = ("_attempts", "_drops", "_puts", "_values", "declared", "removed")
 
     def __init__(self) -> None:
         #: Queues, the next sequence of each, and settings as text.
         self.declared: list[tuple[int, int, bytes]] = []
-        self.removed = array("I")
-        self._puts = _table(self._PUTS)
-        self._attempts = _table(self._ATTEMPTS)
-        self._drops = _table(self._DROPS)
-        self._values = array("q")  # attributes that differ within a run
+        self.removed: list[int] = []
+        self._puts: list[tuple[int, ...]] = []
+        self._attempts: list[tuple[int, ...]] = []
+        self._drops: list[tuple[int, ...]] = []
+        self._values: array[int] = array("q")
 
     def __bool__(self) -> bool:
-        lengths = len(self._puts[0]) + len(self._attempts[0]) + len(self._drops[0])
-        return bool(self.declared or self.removed or lengths)
+        return bool(self._puts or self._drops or self._attempts or self.declared or self.removed)
 
     def declare(self, queue: int, next_sequence: int, settings: bytes) -> None:
         """A queue is there, with these settings, or has new ones."""
@@ -357,8 +370,7 @@ class QueueChanges:
 
     def put(self, put: Put) -> None:
         """Messages came in; a run that goes on where the last one ended is one with it."""
-        sequence, place, *constants, queue, count, private, varying = self._puts
-        new_varying = 0
+        varying = 0
         values = []
         for bit, value in enumerate(put[5:]):
             if isinstance(value, int):
@@ -366,27 +378,25 @@ class QueueChanges:
             else:
                 if len(value) != put.count:
                     raise ValueError("an attribute needs one value for each message")
-                new_varying |= 1 << bit
+                varying |= 1 << bit
                 values.append(len(self._values))
                 self._values.extend(value)
-        if (
-            sequence
-            and not (varying[-1] or new_varying)
-            and (queue[-1], private[-1]) == (put.queue, put.private)
-            and sequence[-1] + count[-1] == put.sequence
-            and place[-1] + count[-1] == put.place
-            and all(column[-1] == value for column, value in zip(constants, values, strict=True))
-        ):
-            count[-1] += put.count
-            return
-        row = (put.sequence, put.place, *values, put.queue, put.count, put.private, new_varying)
-        for column, value in zip(self._puts, row, strict=True):
-            column.append(value)
+        fixed = (*values, put.queue)
+        if self._puts:
+            sequence, place, *before, count, private, differs = self._puts[-1]
+            if (
+                sequence + count == put.sequence
+                and place + count == put.place
+                and tuple(before) == fixed
+                and (private, differs, varying) == (put.private, 0, 0)
+            ):
+                self._puts[-1] = (sequence, place, *fixed, count + put.count, private, 0)
+                return
+        self._puts.append((put.sequence, put.place, *fixed, put.count, put.private, varying))
 
     def puts(self) -> Iterator[Put]:
         """The runs of messages that came in."""
-        for row in zip(*self._puts, strict=True):
-            sequence, place, *values, queue, count, private, varying = row
+        for sequence, place, *values, queue, count, private, varying in self._puts:
             attributes: list[int | array[int]] = [
                 self._values[value : value + count] if varying >> bit & 1 else value
                 for bit, value in enumerate(values)
@@ -399,7 +409,7 @@ class QueueChanges:
 
     def attempts(self) -> Iterator[tuple[int, int, int, int]]:
         """Queue, sequence, count and attempts of runs that were delivered."""
-        for sequence, attempts, queue, count in zip(*self._attempts, strict=True):
+        for sequence, attempts, queue, count in self._attempts:
             yield queue, sequence, count, attempts
 
     def drop(self, queue: int, sequence: int, count: int = 1) -> None:
@@ -408,48 +418,59 @@ class QueueChanges:
 
     def drops(self) -> Iterator[tuple[int, int, int]]:
         """Queue, sequence and count of runs that are done."""
-        for sequence, queue, count in zip(*self._drops, strict=True):
+        for sequence, queue, count in self._drops:
             yield queue, sequence, count
 
     def record(self) -> Record:
         """The changes as a record."""
-        text = b"".join(settings for _, _, settings in self.declared)
-        declared = [
-            array("q", [following for _, following, _ in self.declared]),
-            array("I", [queue for queue, _, _ in self.declared]),
-            array("I", [len(settings) for _, _, settings in self.declared]),
-        ]
-        tables = (declared, [self.removed], self._puts, self._attempts, self._drops, [self._values])
-        return Record(Type.QUEUES, [b"".join([*map(pack_table, tables), text])])
+        declared = [(following, queue, len(text)) for queue, following, text in self.declared]
+        body = (
+            _DECLARED.pack(declared),
+            _REMOVED.pack([(queue,) for queue in self.removed]),
+            _PUTS.pack(self._puts),
+            _ATTEMPTS.pack(self._attempts),
+            _DROPS.pack(self._drops),
+            struct.pack("<Q", len(self._values)),
+            _little_endian(self._values),
+            *(text for _, _, text in self.declared),
+        )
+        return Record(Type.QUEUES, [b"".join(body)])
 
     @classmethod
     def parse(cls, body: bytes) -> QueueChanges:
         """The changes that a record holds."""
         changes = cls()
         data = memoryview(body)
-        (following, queues, lengths), at = unpack_table(data, 0, "qII")
-        (changes.removed,), at = unpack_table(data, at, "I")
-        changes._puts, at = unpack_table(data, at, cls._PUTS)
-        changes._attempts, at = unpack_table(data, at, cls._ATTEMPTS)
-        changes._drops, at = unpack_table(data, at, cls._DROPS)
-        (changes._values,), at = unpack_table(data, at, "q")
-        for queue, sequence, length in zip(queues, following, lengths, strict=True):
-            changes.declared.append((queue, sequence, bytes(data[at : at + length])))
+        declared, at = _DECLARED.unpack(data, 0)
+        removed, at = _REMOVED.unpack(data, at)
+        changes._puts, at = _PUTS.unpack(data, at)
+        changes._attempts, at = _ATTEMPTS.unpack(data, at)
+        changes._drops, at = _DROPS.unpack(data, at)
+        (changes._values,), at = _VALUES.unpack_columns(data, at)
+        changes.removed = [queue for (queue,) in removed]
+        for following, queue, length in declared:
+            changes.declared.append((queue, following, bytes(data[at : at + length])))
             at += length
         return changes
 
 
-def _extend(table: list[array[int]], sequence: int, fixed: tuple[int, ...], count: int) -> None:
-    """Add a run to a table of sequence, fixed columns and count, or make the last run longer."""
-    first, *columns, counts = table
-    same = all(
-        column[-1:] == array("I", [value]) for column, value in zip(columns, fixed, strict=True)
-    )
-    if first and same and first[-1] + counts[-1] == sequence:
-        counts[-1] += count
-        return
-    for column, value in zip(table, (sequence, *fixed, count), strict=True):
-        column.append(value)
+def _little_endian(values: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        values = array(values.typecode, values)
+        values.byteswap()
+    return values.tobytes()
+
+
+def _extend(
+    table: list[tuple[int, ...]], sequence: int, fixed: tuple[int, ...], count: int
+) -> None:
+    """Add a run of sequence, fixed values and count, or make the last one longer."""
+    if table:
+        first, *before, length = table[-1]
+        if first + length == sequence and tuple(before) == fixed:
+            table[-1] = (first, *fixed, length + count)
+            return
+    table.append((sequence, *fixed, count))
 
 
 class Change(IntEnum):
@@ -483,25 +504,25 @@ class Entry(NamedTuple):
     note: Note = Note.KEY
 
 
+_ENTRIES = Columns("qqqIIBB")  # number, until, place, bytes of name and value, change, note
+
+
 def encode_entries(type: Type, entries: Iterable[Entry]) -> Record:
     """Changes of keys (`Type.KEYS`) or notes (`Type.NOTES`) as a record."""
-    table = _table("qqqIIBB")
-    text: list[bytes] = []
-    for entry in entries:
-        row = (entry.number, entry.until, entry.place, len(entry.name), len(entry.value))
-        for column, value in zip(table, (*row, entry.change, entry.note), strict=True):
-            column.append(value)
-        text += (entry.name, entry.value)
-    return Record(
-        type,
-        [pack_table(table), *text] if len(text) < 9 else [b"".join([pack_table(table), *text])],
-    )
+    table = []
+    text: list[bytes] = [b""]
+    for one in entries:
+        row = (one.number, one.until, one.place, len(one.name), len(one.value))
+        table.append((*row, one.change, one.note))
+        text += (one.name, one.value)
+    text[0] = _ENTRIES.pack(table)
+    return Record(type, [b"".join(text)])
 
 
 def decode_entries(body: bytes) -> Iterator[Entry]:
     """The entries that a record holds."""
-    table, at = unpack_table(memoryview(body), 0, "qqqIIBB")
-    for number, until, place, name, value, change, note in zip(*table, strict=True):
+    table, at = _ENTRIES.unpack(memoryview(body), 0)
+    for number, until, place, name, value, change, note in table:
         middle, end = at + name, at + name + value
         found = (body[at:middle], body[middle:end])
         yield Entry(Change(change), *found, number, until, place, Note(note))

@@ -37,6 +37,7 @@ from wirelake.journal.record import (
     HEADER,
     NOBODY,
     VERSION,
+    Columns,
     End,
     Header,
     Piece,
@@ -44,9 +45,7 @@ from wirelake.journal.record import (
     Type,
     encode,
     is_whole,
-    pack_table,
     parse_header,
-    unpack_table,
 )
 
 _NAME = re.compile(r"(\d{9,})-(\d{9,})-(\d+)\.wlj")
@@ -115,7 +114,7 @@ def write_all(disk: Disk, file: int, pieces: Sequence[Piece], at: int) -> None:
     """Write pieces one after the other, beginning at a place in the file."""
     left = list(pieces)
     while left:
-        written = disk.write(file, left[:_IOV_MAX], at)
+        written = disk.write(file, left[:_IOV_MAX] if len(left) > _IOV_MAX else left, at)
         at += written
         k = 0
         while k < len(left) and written >= len(left[k]):
@@ -357,11 +356,15 @@ class Entries:
         return len(self.end)
 
 
-_SPACES = {Type.ROWS: Space.LOG, Type.KEPT: Space.KEPT, Type.MESSAGES: Space.PRIVATE}
+_SPACES: dict[int, Space] = {
+    Type.ROWS: Space.LOG,
+    Type.KEPT: Space.KEPT,
+    Type.MESSAGES: Space.PRIVATE,
+}
 #: Where entries of records without rows stand.
 STATE = len(Space)
 #: Of an index: number, base, count, times, place, rows, partition, size, checksum, type.
-_INDEX = "qqqqqqIIIIB"
+_INDEX = Columns("qqqqqqIIIIB")
 
 
 class Segment:
@@ -392,8 +395,9 @@ class Segment:
         """Take a record, which is on the disk, into account."""
         self.records += 1
         partition, number = header.partition, header.number
-        if header.type in _SPACES:
-            entries = self.entries[_SPACES[Type(header.type)]][partition]
+        space = _SPACES.get(header.type)
+        if space is not None:
+            entries = self.entries[space][partition]
             entries.add(header, at, header.base, header.base + header.count)
         else:
             self.entries[STATE][partition].add(header, at, number, number + 1)
@@ -406,14 +410,14 @@ class Segment:
 
     def index(self, identity: Identity) -> list[Piece]:
         """The index and the foot, which stand behind its records."""
-        columns = [array(code) for code in _INDEX]
-        for at, one in self.headers:
-            times = (one.first_time, one.last_time)
-            row = (one.number, one.base, one.count, *times, at, one.rows, one.partition)
-            values = (*row, one.size, one.checksum, one.type)
-            for column, value in zip(columns, values, strict=True):
-                column.append(value)
-        record = Record(Type.INDEX, [pack_ends(self.ends), pack_table(columns)])
+        table = [
+            (
+                *(one.number, one.base, one.count, one.first_time, one.last_time, at),
+                *(one.rows, one.partition, one.size, one.checksum, one.type),
+            )
+            for at, one in self.headers
+        ]
+        record = Record(Type.INDEX, [pack_ends(self.ends), _INDEX.pack(table)])
         _, pieces = encode(record, identity.mark, NOBODY, End(), 0)
         return [*pieces, pack_frame(identity, self.size, 0, _FOOT_MAGIC)]
 
@@ -444,9 +448,9 @@ class Segment:
             return False
         body = data[HEADER : HEADER + header.body]
         split = _END.size * identity.partitions
-        columns, _ = unpack_table(body, split, _INDEX)
+        table, _ = _INDEX.unpack(body, split)
         self.complete = True
-        for row in zip(*columns, strict=True):
+        for row in table:
             number, base, count, *times, at, rows, partition, size, checksum, kind = row
             fields = (VERSION, kind, 0, identity.mark, partition, size - HEADER, 0, number, base)
             self.add(Header(*fields, times[0], times[1], count, rows, 0, 0, checksum), at)
