@@ -128,21 +128,6 @@ def test_an_answer_may_append(journal: Journal) -> None:
     assert outcomes.wait() == {0: Outcome.DURABLE}
 
 
-def test_an_answer_that_fails_does_not_stop_others(
-    journal: Journal, caplog: pytest.LogCaptureFixture
-) -> None:
-    if not isinstance(journal, FilesJournal):
-        pytest.skip("answers are given by the caller's own thread")
-
-    def fail(_: object) -> None:
-        raise RuntimeError("no answer")
-
-    journal.recover(0)
-    journal.append({0: [keys({"a": b"1"})]}, fail)
-    assert commit(journal, 0, [keys({"b": b"2"})]) is Outcome.DURABLE
-    assert "no answer" in caplog.text
-
-
 def test_rows_are_read_by_offset(journal: Journal) -> None:
     journal.recover(1)
     commit(journal, 1, [some_rows(0, [b"a", b"b", b"c"])])

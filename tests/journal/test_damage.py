@@ -280,6 +280,23 @@ def test_files_of_which_nothing_can_be_read_are_set_aside(tmp_path: Path) -> Non
     again.close()
 
 
+def test_a_file_of_another_journal_is_told(tmp_path: Path, sound: tuple[Path, Expected]) -> None:
+    original, expected = sound
+    shutil.copytree(original, tmp_path / "data")
+    other = FilesJournal(tmp_path / "other", partitions=PARTITIONS, tidy_every=0)
+    other.recover(0)
+    commit(other, 0, [keys({"foreign": b"1"})])
+    other.close()
+    last = segments(tmp_path / "data")[-1]
+    number = int(last.name[:9]) + 1
+    shutil.copy(segments(tmp_path / "other")[0], last.with_name(f"{number:09}-{number:09}-0.wlj"))
+    journal = opened(tmp_path / "data")
+    assert expected.missing(journal) == 0
+    assert [loss.where[:9] for loss in journal.losses] == [f"{number:09}"]
+    assert not expected.given_again(journal)
+    journal.close()
+
+
 def test_a_scrub_finds_damage_and_tidying_removes_it(
     tmp_path: Path, sound: tuple[Path, Expected]
 ) -> None:

@@ -153,6 +153,20 @@ def test_commits_beside_share_a_sync(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_an_answer_that_fails_does_not_stop_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("no answer")
+
+    journal = opened(tmp_path)
+    journal.append({0: [keys({"a": b"1"})]}, fail)
+    journal.append({0: [keys({"a": b"1"})]}, fail, in_place=True)
+    assert commit(journal, 0, [keys({"b": b"2"})]) is Outcome.DURABLE
+    assert "no answer" in caplog.text
+    journal.close()
+
+
 def test_a_file_does_not_grow_with_every_commit(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     commit(journal, 0, [keys({"a": b"1"})])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -119,15 +120,22 @@ class Recovery:
         return counting
 
     def _identity(self, names: list[Name]) -> Identity | None:
-        """What the segments have in common, from the newest one that tells it."""
-        for name in reversed(names):
-            with Reader(self._folder / name.file) as reader:
-                if (head := read_head(reader)) is not None:
-                    return head.identity
-        for name in reversed(names):
-            with Reader(self._folder / name.file) as reader:
-                if (identity := find_identity(reader)) is not None:
-                    return identity
+        """What most segments have in common, and the newest of those that tell it in their heads.
+
+        A file of another journal that somebody put here does not make all others foreign.
+        """
+        for in_head in (True, False):
+            told: Counter[Identity] = Counter()
+            for name in reversed(names):
+                with Reader(self._folder / name.file) as reader:
+                    head = read_head(reader)
+                    identity = head.identity if head is not None else None
+                    if not in_head:
+                        identity = find_identity(reader)
+                    if identity is not None:
+                        told[identity] += 1
+            if told:
+                return told.most_common(1)[0][0]
         return None
 
     def _load(self, name: Name, identity: Identity) -> None:
