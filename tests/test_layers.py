@@ -21,6 +21,7 @@ ALLOWED = {
     "wire": BASE,
     "codec": BASE | {"wire"},
     "grammar": BASE | {"wire"},
+    "journal": {"address", "config", "errors", "message", "wire"},
     "engine": {"address", "config", "errors", "message", "wire"},
     "broker": BASE | {"address", "codec", "config", "engine.base", "wire"},
     "session": BASE | {"address", "broker", "config", "engine.base", "grammar", "wire"},
