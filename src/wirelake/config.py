@@ -326,11 +326,16 @@ class Listener:
             return False  # a name, which may lead anywhere
 
 
+def default_listeners() -> tuple[str, ...]:
+    """Return the URLs where a broker listens if nothing else is said: every family's own port."""
+    return tuple(f"{family}://{DEFAULT_HOST}:{port}" for family, port in default_ports().items())
+
+
 class Settings(_Table, frozen=True, kw_only=True):
     """Everything that can be set."""
 
     listen: Annotated[tuple[str, ...], _is("URLs: a family, then a host and a port or a path")] = (
-        tuple(f"{family}://{DEFAULT_HOST}:{port}" for family, port in default_ports().items())
+        msgspec.field(default_factory=default_listeners)
     )
     insecure: Annotated[bool, _is("let other machines connect although there are no tokens")] = (
         False

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from io import BufferedReader
 from typing import Annotated
 
-import click
 import typer
 from rich.markup import escape
 
+from wirelake.cli.options import dialect_name
 from wirelake.cli.show import as_object, details, plain_table, preview, wide_console
 from wirelake.cli.work import fail
 from wirelake.dialects import DIALECTS
@@ -29,7 +29,9 @@ def inspect(
     dialect: Annotated[
         str | None,
         typer.Option(
-            click_type=click.Choice(list(DIALECTS)),
+            parser=dialect_name,
+            metavar="|".join(DIALECTS),
+            autocompletion=lambda: list(DIALECTS),
             help="What it is written in; without it, told from the first bytes.",
         ),
     ] = None,

@@ -16,14 +16,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
 from wirelake.address import check_filter
-from wirelake.cli.options import Token
+from wirelake.cli.options import Token, dialect_name
 from wirelake.cli.show import STDOUT, plain_table, wide_console, write_file, write_object
 from wirelake.cli.work import USAGE, errors_in_one_line, fail
 from wirelake.dialects import DIALECTS
@@ -90,7 +89,9 @@ def decode(
     dialect: Annotated[
         str | None,
         typer.Option(
-            click_type=click.Choice(list(DIALECTS)),
+            parser=dialect_name,
+            metavar="|".join(DIALECTS),
+            autocompletion=lambda: list(DIALECTS),
             help="What is spoken; without it, told from the first bytes.",
         ),
     ] = None,

@@ -12,6 +12,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from wirelake.cli.work import fail
+from wirelake.dialects import DIALECTS
 
 #: Blocks or lines that are read before they are needed.
 READ_AHEAD = 16
@@ -28,6 +29,16 @@ File = Annotated[Path | None, typer.Option(help="Take the payload from a file; -
 ClientId = Annotated[str, typer.Option(help="The id of this client.")]
 Token = Annotated[str, typer.Option(envvar="WIRELAKE_TOKEN", help="The token to show.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+def dialect_name(text: str) -> str:
+    """Return the name of a dialect; raises BadParameter where there is none of this name."""
+    if text not in DIALECTS:
+        known = ", ".join(map(repr, DIALECTS))
+        raise typer.BadParameter(f"{text!r} is not one of {known}.")
+    return text
+
+
 Count = Annotated[int, typer.Option(min=0, help="Stop after so many messages; 0 never does.")]
 Timeout = Annotated[float, typer.Option(min=0, help="Stop after so many seconds; 0 never does.")]
 Patience = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer.")]

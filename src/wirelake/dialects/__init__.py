@@ -2,12 +2,15 @@
 
 Each built-in dialect has a folder here: its value in `__init__.py`, and beside it the code that
 reads and writes its frames, the broker's session and the client's speech. Importing this package
-imports none of that code.
+imports none of that code. Installed packages add dialects of their own: each entry point of the
+group `wirelake.dialects` names a `Dialect`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 
 from wirelake.dialects import boson_binary, boson_text, kobold, mfp, tmq
 from wirelake.dialects.dialect import Dialect
@@ -33,32 +36,35 @@ MOST_HOPS = 63
 
 
 class Registry(Mapping[str, Dialect]):
-    """Dialects by name, in the order in which they were added."""
+    """Dialects by name, in the order in which they were added.
+
+    Those of installed packages are added when somebody first looks: their modules import ours.
+    """
 
     def __init__(self) -> None:
         self._dialects: dict[str, Dialect] = {}
+        self._is_complete = False
 
     def __getitem__(self, name: str) -> Dialect:
+        self._complete()
         return self._dialects[name]
 
     def __iter__(self) -> Iterator[str]:
+        self._complete()
         return iter(self._dialects)
 
     def __len__(self) -> int:
+        self._complete()
         return len(self._dialects)
 
     def add(self, dialect: Dialect) -> None:
         """Add a dialect; raises ValueError where its name is taken."""
-        if dialect.name in (*self._dialects, *families(), AUTO):
-            raise ValueError(f"there is a dialect {dialect.name} already")
+        names = {AUTO, *self._dialects, *(one.family for one in self._dialects.values())}
+        if dialect.name in names or dialect.family in (AUTO, *self._dialects):
+            raise ValueError(f"the name of the dialect {dialect.name} or its family is taken")
         self._dialects[dialect.name] = dialect
         if dialect.ttl_in_hops:
             HOPS.add(dialect.name)
-
-    def remove(self, name: str) -> None:
-        """Remove a dialect, as tests do after they added one."""
-        del self._dialects[name]
-        HOPS.discard(name)
 
     def of_family(self, name: str) -> list[Dialect]:
         """Return the dialects of a family, or all of them for `auto`."""
@@ -68,6 +74,18 @@ class Registry(Mapping[str, Dialect]):
         """Return a dialect by its name, or the newest of a family by the family's."""
         newest = {one.family: one for one in self.values() if one.is_newest}
         return self.get(name) or newest.get(name)
+
+    def _complete(self) -> None:
+        """Add what installed packages offer; one that cannot be added is reported and left out."""
+        if self._is_complete:
+            return
+        self._is_complete = True
+        for entry in entry_points(group="wirelake.dialects"):
+            try:
+                self.add(entry.load())
+            except Exception:
+                text = "the dialect %s of %s cannot be used"
+                logging.getLogger("wirelake").warning(text, entry.name, entry.value, exc_info=True)
 
 
 #: The dialects by name.

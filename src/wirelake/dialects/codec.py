@@ -21,6 +21,8 @@ from wirelake.errors import ProtocolError
 from wirelake.message import Limits
 from wirelake.wire import Encoder, FrameTable, Scanner
 
+__all__ = ["Feed", "detect", "encoder", "scanner"]
+
 
 def scanner(dialect: str, limits: Limits = Limits()) -> Scanner:  # noqa: B008 - immutable
     """Return a scanner for one direction of one connection."""

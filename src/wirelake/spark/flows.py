@@ -20,20 +20,22 @@ from wirelake.spark.pcap import Connection, Direction, Section, traffic
 from wirelake.spark.spans import Index, Pieces, State, index
 from wirelake.wire import FrameTable
 
-#: The default listeners (spec: README); None: the dialect is told from the first bytes.
-KNOWN_PORTS = {port: None if name == AUTO else name for name, port in default_ports().items()}
-
 #: Where reading could go on is looked for in so many segments, in so many bytes of each.
 _TRIES = 1000
 _LOOK = 64 << 10
 _ENOUGH = 64  # frames
 
 
+def known_ports() -> dict[int, str | None]:
+    """Return the family of each default port; None: the dialect is told from the first bytes."""
+    return {port: None if name == AUTO else name for name, port in default_ports().items()}
+
+
 @dataclass(frozen=True)
 class Ports:
     """Which servers' ports are read, and the family that each of them speaks."""
 
-    families: dict[int, str | None] = field(default_factory=lambda: dict(KNOWN_PORTS))
+    families: dict[int, str | None] = field(default_factory=known_ports)
     all: bool = False
 
     @staticmethod
@@ -50,7 +52,7 @@ class Ports:
                 )
             if family and family not in families():
                 raise ConfigError("--ports", f"no family {family!r}; {', '.join(families())}")
-            ports[int(number)] = family or KNOWN_PORTS.get(int(number))
+            ports[int(number)] = family or known_ports().get(int(number))
         return Ports(ports)
 
     def server(self, connection: Connection) -> int | None:

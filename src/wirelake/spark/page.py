@@ -16,7 +16,11 @@ from wirelake.message import printable
 
 Numbers = dict[str, Any]
 
-_COLOURS = {name: dialect.colour for name, dialect in DIALECTS.items()}
+
+def _colours() -> dict[str, str]:
+    return {name: dialect.colour for name, dialect in DIALECTS.items()}
+
+
 _OTHER = "#9a9a9a"
 _NOTHING = "\u2013"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -116,7 +120,7 @@ def _cards(numbers: Numbers) -> str:
         _card("Top addresses", _bars(numbers["top_addresses"], "address", "messages")),
         _card("Operations", _bars(numbers["ops"], "op", "messages")),
         _card("Payload sizes", _sizes(sizes)),
-        _card("Dialects", _bars(numbers["dialects"], "dialect", "messages", _COLOURS)),
+        _card("Dialects", _bars(numbers["dialects"], "dialect", "messages", _colours())),
         _card("Request latency", _requests(requests), wide=True),
         _card("Queues", _queues(numbers["queues"]), wide=True),
         _card("Errors", _reasons(numbers["errors"])),
@@ -302,7 +306,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _colour(dialect: str) -> str:
-    return _COLOURS.get(dialect, _OTHER)
+    return _colours().get(dialect, _OTHER)
 
 
 def _text(value: str) -> str:

@@ -4,9 +4,9 @@ from wirelake.wire.table cimport FrameTable
 cdef class Scanner:
     cdef readonly str dialect
     cdef readonly object limits
-    cdef readonly long long offset
-    cdef readonly Py_ssize_t need
-    cdef readonly bint again
+    cdef public long long offset
+    cdef public Py_ssize_t need
+    cdef public bint again
     cdef public Py_ssize_t most_others
     cdef bint ended
     cdef bint midway
