@@ -3,8 +3,8 @@
 Measured in one run, in turns; of latencies the median of all turns counts, of rates the best turn:
 
 - one client that waits for every commit, of one row and a queue's change: in place, and beside, on
-  the writer's thread. Beside them a bare loop of write and fdatasync of as many bytes, into a file
-  that does not grow;
+  the writer's thread. In turns with them a bare loop of write and fdatasync of as many bytes, into
+  a file that does not grow;
 - batches of 4,096 rows of 128 bytes, appended beside with at most 64 MiB under way. Beside them a
   bare loop of write and fdatasync of as many bytes a time as the journal wrote on average;
 - opening a journal and recovering a queue of 10 M messages, in runs of 4,096 that have a size each.
@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from array import array
+from collections import defaultdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -41,6 +42,9 @@ PAYLOAD = 128
 BATCH = 4096
 BACKLOG = 64 << 20
 REFERENCES = 10_000_000
+#: Commits of one way, before another way has its turn; bytes of the file of the bare loop.
+SLICE = 20
+PLAIN = 8 << 20
 
 
 def batch(count: int) -> tuple[list[bytes | memoryview], bytes]:
@@ -56,39 +60,41 @@ def batch(count: int) -> tuple[list[bytes | memoryview], bytes]:
     return [one.ipc], one.names
 
 
-def floor(folder: Path, size: int, seconds: float) -> list[float]:
-    """How long a write and an fdatasync take, into a file that is there already (seconds)."""
-    data = random.Random(2).randbytes(size)
-    file = os.open(folder / "floor", os.O_CREAT | os.O_RDWR)
-    os.pwrite(file, bytes(1 << 20), 0)
-    os.fsync(file)
-    taken, at, end = [], 0, time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < end:
-        os.pwrite(file, data, at)
-        os.fdatasync(file)
-        taken.append(time.perf_counter() - begun)
-        at = (at + size) % ((1 << 20) - size)
-    os.close(file)
-    return taken
+def waits(folder: Path, seconds: float) -> tuple[dict[str, list[float]], int]:
+    """How long one client waits for commits (seconds), and the bytes of a commit.
 
-
-def alone(folder: Path, seconds: float, *, in_place: bool) -> tuple[list[float], int]:
-    """How long commits of one client take (seconds), and the bytes of one."""
+    The ways take turns of a few commits, since a disk that others use changes from one second to
+    the next.
+    """
     journal = FilesJournal(folder, partitions=4, tidy_every=0)
     journal.recover(0)
     ipc, names = batch(1)
     answers: SimpleQueue[Any] = SimpleQueue()
-    taken, n, end = [], 0, time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < end:
-        changes = QueueChanges()
-        changes.put(Put(1, n, 1, n, size=PAYLOAD))
-        records = [rows(n, 1, 1, 1, ipc, names=names), changes.record()]
-        journal.append({0: records}, answers.put, in_place=in_place)
-        assert answers.get() == {0: Outcome.DURABLE}
-        taken.append(time.perf_counter() - begun)
-        n += 1
-    size = journal.positions()[0].bytes // n + 200
+    plain = os.open(folder / "plain", os.O_CREAT | os.O_RDWR)
+    os.pwrite(plain, bytes(PLAIN), 0)
+    os.fsync(plain)
+    taken: dict[str, list[float]] = {"in place": [], "beside": [], "write and fdatasync": []}
+    n = at = size = 0
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for way in taken:
+            for _ in range(SLICE):
+                begun = time.perf_counter()
+                if way == "write and fdatasync":
+                    os.pwrite(plain, bytes(size), at)
+                    os.fdatasync(plain)
+                    at = (at + size) % (PLAIN - size)
+                else:
+                    changes = QueueChanges()
+                    changes.put(Put(1, n, 1, n, size=PAYLOAD))
+                    records = [rows(n, 1, 1, 1, ipc, names=names), changes.record()]
+                    journal.append({0: records}, answers.put, in_place=way == "in place")
+                    assert answers.get() == {0: Outcome.DURABLE}
+                    n += 1
+                taken[way].append(time.perf_counter() - begun)
+            size = sum(len(record.data) + 100 for record in records) + 32
     journal.close()
+    os.close(plain)
     return taken, size
 
 
@@ -159,14 +165,13 @@ def recovery(folder: Path, references: int) -> tuple[float, int]:
 
 def measure(folder: Path, seconds: float, turns: int, references: int) -> dict[str, Any]:
     """All figures."""
-    found: dict[str, list[float]] = {"in place": [], "beside": [], "write and fdatasync": []}
+    found: dict[str, list[float]] = defaultdict(list)
     rates: list[tuple[float, float]] = []
     bare: list[float] = []
     for turn in range(turns):
-        taken, size = alone(folder / f"in{turn}", seconds, in_place=True)
-        found["in place"] += taken
-        found["beside"] += alone(folder / f"beside{turn}", seconds, in_place=False)[0]
-        found["write and fdatasync"] += floor(folder, size, seconds)
+        taken, size = waits(folder / f"waits{turn}", 3 * seconds)
+        for way, some in taken.items():
+            found[way] += some
         rates.append(stream(folder / f"stream{turn}", seconds))
         bare.append(blocks(folder, seconds, 4 << 20))
     opening, state = recovery(folder / "recovery", references)

@@ -1,4 +1,4 @@
-"""What every journal promises: files, written beside and in place, memory, and the faulty one."""
+"""What every journal promises: files, beside and in place, memory, streams, and the faulty one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.journal.samples import (
     read_batches,
     some_rows,
 )
+from tests.journal.streamed import Stream, StreamedJournal
 from wirelake.errors import EngineError
 from wirelake.journal.contract import Journal, Needed, Outcome, Space
 from wirelake.journal.files import FilesJournal
@@ -51,6 +52,7 @@ MAKERS: dict[str, Callable[[Path], Journal]] = {
         folder, partitions=4, segment_bytes=1, tidy_every=0
     ),
     "memory": lambda _: MemoryJournal(partitions=4),
+    "streams": lambda _: StreamedJournal([Stream() for _ in range(4)], "a"),
     "faulty": lambda _: FaultyJournal(partitions=4),
 }
 
@@ -315,6 +317,24 @@ def test_a_closed_journal_takes_nothing(journal: Journal) -> None:
         journal.append({0: [keys({"a": b"1"})]}, Outcomes())
     with pytest.raises(EngineError, match="the journal is closed"):
         journal.recover(0)
+
+
+def test_who_takes_a_partition_up_fences_its_owner_before() -> None:
+    streams = [Stream(), Stream()]
+    first, second = StreamedJournal(streams, "a"), StreamedJournal(streams, "b")
+    for partition in (0, 1):
+        first.recover(partition)
+    commit(first, 0, [keys({"a": b"1"})])
+    assert State.of(second.recover(0)).keys == {b"a": b"1"}
+    outcomes = Outcomes()
+    first.append({0: [keys({"a": b"2"})], 1: [keys({"a": b"2"})]}, outcomes)
+    first.append({0: [keys({"a": b"3"})]}, outcomes)
+    assert outcomes.told == [{0: Outcome.LOST}, {1: Outcome.DURABLE}, {0: Outcome.LOST}]
+    assert commit(second, 0, [keys({"b": b"4"})]) is Outcome.DURABLE
+    found = first.recover(0)
+    assert found.epoch == 3
+    assert State.of(found).keys == {b"a": b"1", b"b": b"4"}
+    assert commit(second, 0, [keys({"b": b"5"})]) is Outcome.LOST
 
 
 # What only the faulty one can show, and an owner has to live with.

@@ -90,7 +90,7 @@ NUMBERS = itertools.count()
     steps=st.lists(
         st.tuples(
             st.sets(st.integers(0, PARTITIONS - 1), min_size=1),
-            st.sampled_from([0, 10, 700, 3000]),
+            st.sampled_from([0, 10, 700, 3000, 70_000]),
             st.integers(1, 4),
         ),
         min_size=1,

@@ -53,13 +53,14 @@ def test_a_directory_belongs_to_one_process(tmp_path: Path) -> None:
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        journal = opened(tmp_path, segment_bytes=1)
+        journal = opened(tmp_path / "data", segment_bytes=1)
         commit(journal, 0, [keys({"a": b"1"})])
         commit(journal, 0, [keys({"a": b"1"})])
     finally:
         os.umask(before)
     journal.close()
-    assert stat.S_IMODE(journal.folder.stat().st_mode) == 0o700
+    for folder in (tmp_path / "data", journal.folder):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in journal.folder.iterdir()} == {0o600}
 
 

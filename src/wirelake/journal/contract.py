@@ -247,7 +247,7 @@ class Journal(ABC):
         """Try once more to make everything durable, and let go.
 
         On return every append has its outcome: *unavailable* for what could not be written.
-        A second call does nothing.
+        A second call does nothing. `done` must not call it.
         """
 
 

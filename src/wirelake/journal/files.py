@@ -153,9 +153,10 @@ class FilesJournal(Journal):
     def _take_folder(self, data: Path) -> None:
         """Make the folder if it is not there, and lock it."""
         if not self.folder.exists():
-            self.folder.mkdir(0o700, parents=True)
-            self._disk.sync_folder(self.folder)
+            data.mkdir(0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(0o700)
             self._disk.sync_folder(data)
+            self._disk.sync_folder(data.parent)
         self._lock_file = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
