@@ -63,15 +63,10 @@ def find_java() -> Path | None:
 
 
 def start(name: str, master: str = "", **settings: str) -> SparkSession:
-    """A session, the one of `spark-submit` where there is one; whoever starts it stops it.
-
-    `master` may be a server of Spark Connect, `sc://host:15002`.
-    """
+    """A session, the one of `spark-submit` where there is one; whoever starts it stops it."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     builder = SparkSession.builder.appName(name)
-    if master.startswith("sc://"):
-        builder = builder.remote(master)  # Java is there
-    elif not submitted:
+    if not submitted:
         home = find_java()
         if home is None:
             raise ConfigError("JAVA_HOME", "Spark needs Java 17 or newer, and there is none")
