@@ -50,6 +50,7 @@ from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.tmq import TmqSession
+from wirelake.broker.traffic import Traffic
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Limits, Message
@@ -124,6 +125,7 @@ class Node:
         self.quotas = Quotas()
         self.limits_of_strangers = limits  # until they have authenticated
         self.counters: Counter[str] = Counter()
+        self.traffic = Traffic()
         #: What was done so far, in units of about 10 µs: so sessions know when to give way.
         self.work = 0
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
@@ -288,6 +290,7 @@ class Node:
         self.flow.left(session, self.now)
         self.capture.left(session)
         self.counters["disconnects"] += 1
+        self.traffic.retire(session)
 
     def _remove_filters(self) -> None:
         """Remove some filters of the sessions that have ended; their messages go nowhere already.
@@ -500,6 +503,7 @@ class Node:
             audience = self._audience_of(address.decode(), session.rights)
             routes.add(address, audience.number, self._changed)
         self.counters["received"] += end - start
+        session.received += end - start
         sole = routes.sole(start, end)
         if sole == MIXED:
             self._publish_mixed(session, table, start, end, now)
@@ -666,6 +670,7 @@ class Node:
                 if frames and self.flow.admits(member, count, policy):
                     member.write(frames, policy, session)
                     self.counters["delivered"] += count
+                    member.delivered += count
                 if told_apart:
                     told_apart = False
                     frames = self.frames(session, form, table, start, end, rows, first=False)
@@ -752,6 +757,7 @@ class Node:
         self.store.tick(now)
         self.queues.tick(now)
         self.flow.tick(now)
+        self.traffic.tick(self, now)
         self._tell_what_happened()
         for session, due in list(self.unsettled.items()):
             if due <= now:

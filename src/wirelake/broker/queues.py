@@ -458,6 +458,7 @@ class Queue:
                 self._node.count_dropped("undeliverable")
                 continue
             self._node.counters["delivered"] += 1
+            taker.session.delivered += 1
             self._tell("deliver", stored, taker.session, now)
             if pull is not None:
                 pull.left -= 1

@@ -34,6 +34,7 @@ class _Open:
     request: Message
     requester: Session
     service: Session
+    since: float
 
 
 @dataclass(eq=False, slots=True)
@@ -117,7 +118,7 @@ class Services:
             )
             # Of a request that waits for its reply nothing large is kept.
             kept = replace(request, payload=b"", headers={})
-            self._open[number] = _Open(kept, session, service)
+            self._open[number] = _Open(kept, session, service, now)
             asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
                 self._node.capture.add(passed, now)
@@ -144,6 +145,7 @@ class Services:
             self._node.count_dropped("late_reply")
             return
         self._close(reply.correlation_id)
+        self._node.traffic.requests.add(now - found.since)
         passed = replace(
             reply,
             op="reply",

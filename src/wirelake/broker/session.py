@@ -113,7 +113,8 @@ class Session(ABC):
         self.consumes: dict[str, None] = {}
         self.audiences: set[Audience] = set()  # kept by the node
         self.closed = False
-        self.last_heard = now
+        self.last_heard = self.since = now
+        self.received = self.delivered = self.bytes_in = 0  # messages and bytes, see `traffic`
         self.waits_for: set[object] = set()  # full outboxes, its own too, the budget or the disk
         self.promised = 0  # bytes of answers that wait for the disk
         self._answers: list[bytes | memoryview] | None = None  # to what is being read
@@ -182,6 +183,7 @@ class Session(ABC):
             table.release()
             self._flush()
             node.reading = None
+        self.bytes_in += at
         node.capture.hold_back(self)
         return at
 

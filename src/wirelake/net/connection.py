@@ -266,6 +266,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
+            self._hub.node.traffic.deliveries.add(time.monotonic() - now)
             self._keep(data, used, 0 if self._is_held() else session.scanner.need, now)
 
     def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
