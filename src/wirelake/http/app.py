@@ -24,6 +24,7 @@ from wirelake.broker.node import Node
 from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
+from wirelake.http.console import Console
 from wirelake.http.exchange import (
     Doorman,
     Protection,
@@ -82,22 +83,19 @@ class Api:
         self._held = Held()
         self._publisher = Publisher(gate, ledger, self._executor)
         self._events: set[Events] = set()
+        self.console = Console(gate, ledger, self._executor, _page("", _ABOUT))
 
     def stop_events(self) -> None:
         """Let every event stream end."""
         for events in list(self._events):
             events.end()
+        self.console.stop_live()
 
     def close(self) -> None:
         """End the threads."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     # About
-
-    async def about(self, request: Request) -> Response:
-        """What this is."""
-        query(request)
-        return HTMLResponse(_page("", _ABOUT))
 
     async def docs(self, request: Request) -> Response:
         """The interface, for people."""
@@ -273,18 +271,26 @@ class Api:
 
 def routes(api: Api) -> list[Resource]:
     """What is where; the longer paths first, since an address may have any number of slashes."""
-    admin, keys = api.admin, api.keys
+    admin, keys, console = api.admin, api.keys, api.console
     return [
-        Resource("/", GET=api.about),
+        Resource("/", GET=console.page),
+        Resource("/console/{file:path}", GET=console.file),
         Resource("/docs", GET=api.docs),
         Resource("/docs.css", GET=api.style),
         Resource("/openapi.json", GET=api.openapi),
         Resource("/healthz", GET=admin.health),
         Resource("/metrics", GET=api.metrics),
         Resource("/v1/addresses", GET=admin.addresses),
+        Resource("/v1/session", GET=console.session, POST=console.log_in, DELETE=console.log_out),
+        Resource("/v1/live", GET=console.live),
+        Resource("/v1/rates", GET=console.rates),
+        Resource("/v1/access", GET=console.access),
+        Resource("/v1/access/may", GET=console.may),
         Resource("/v1/connections", GET=admin.connections),
+        Resource("/v1/connections/{number}", DELETE=console.close_connection),
         Resource("/v1/queues", GET=admin.queues),
         Resource("/v1/queues/{name:path}/messages", GET=admin.peek),
+        Resource("/v1/queues/{name:path}/depths", GET=console.depths),
         Resource("/v1/queues/{name:path}/purge", POST=admin.purge),
         Resource("/v1/queues/{name:path}/move", POST=admin.move),
         Resource("/v1/queues/{name:path}", GET=admin.queue, PUT=admin.declare, DELETE=admin.remove),
@@ -321,7 +327,7 @@ def application(api: Api, *, local: bool) -> ASGIApp:
     """The application; `local`: only this machine can reach it."""
     app = Starlette(
         routes=routes(api),
-        middleware=[Middleware(Doorman, local=local)],
+        middleware=[Middleware(Doorman, local=local, logins=api.console.logins)],
         exception_handlers={
             RefusedError: on_refused,
             EngineError: on_refused,
@@ -335,6 +341,7 @@ def application(api: Api, *, local: bool) -> ASGIApp:
 
 
 _ABOUT = f"""
+<!--missing-->
 <p>A message broker that speaks several wire protocols at once, and keeps what passes through it in
 a columnar log. This is version {__version__}.</p>
 <ul>

@@ -81,6 +81,11 @@ _SCHEMAS: Json = {
         "required": ["name", "mode", "messages", "ready", "held", "delayed", "consumers", "age"],
         "properties": {"name": _TEXT, "messages": _COUNT, "age": {"type": "number"}},
     },
+    "Session": {
+        "type": "object",
+        "required": ["name", "admin", "open", "stranger", "rights", "csrf", "version"],
+        "properties": {"name": _TEXT, "admin": {"type": "boolean"}, "csrf": _TEXT},
+    },
     "Partition": {
         "type": "object",
         "description": "Offsets from `first` up to, without, `next`; times in µs since 1970.",
@@ -163,10 +168,20 @@ _KEY = _in_path("key", _ADDRESS)
 _QUERY_NAME = _in_path("query", {"type": "string", "minLength": 1, "maxLength": 245})
 _IF_MATCH = _in_header("If-Match", _TEXT, 'Only if the key has this revision: `"7"`; `*` is any.')
 _FILTERS = _list(_FILTER)
+_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 _RAW: Json = {"type": "string", "format": "binary"}
 
 _PATHS: dict[str, Json] = {
-    "/": {"get": _operation("about", "What this is.", {200: "text/html"})},
+    "/": {"get": _operation("about", "The console.", {200: "text/html", 304: None})},
+    "/console/{file}": {
+        "get": _operation(
+            "about",
+            "A file of the console.",
+            {200: _BYTES, 304: None},
+            _in_path("file", _TEXT),
+            errors=(404,),
+        )
+    },
     "/docs": {"get": _operation("about", "This interface, for people.", {200: "text/html"})},
     "/docs.css": {"get": _operation("about", "How these pages look.", {200: "text/css"})},
     "/openapi.json": {
@@ -198,6 +213,70 @@ _PATHS: dict[str, Json] = {
                     services=_list(_object(address=_TEXT, servers=_COUNT)),
                 )
             },
+        )
+    },
+    "/v1/session": {
+        "get": _operation("console", "Who this is, and what they may do.", {200: _ref("Session")}),
+        "post": _operation(
+            "console",
+            "Exchange a token for a cookie.",
+            {200: _ref("Session")},
+            errors=(413, 504),
+            body=_object(token=_TEXT),
+            text="The cookie stands for the token; with it, a request that changes something needs "
+            "the header `Wirelake-Csrf` with the word `csrf`, and a right `admin`.",
+        ),
+        "delete": _operation("console", "Log out.", {204: None}),
+    },
+    "/v1/live": {
+        "get": _operation(
+            "console",
+            "Figures once a second, and a tail, as server-sent events.",
+            {200: "text/event-stream"},
+            _in_query("part", _list(_TEXT), "Which figures: `overview`, `queues` and others."),
+            _in_query("filter", _FILTERS, "What is published there is shown, too."),
+            _in_query("rate", _COUNT, "Messages of the tail a second at most: 200."),
+            errors=(409, 413),
+        )
+    },
+    "/v1/rates": {
+        "get": _operation(
+            "operation",
+            "Messages and bytes of each of the last seconds, by dialect.",
+            {200: _object(second=_COUNT, dialects={"type": "object"})},
+            _in_query("seconds", {"type": "integer", "minimum": 1, "maximum": 3600}, "600."),
+        )
+    },
+    "/v1/access": {
+        "get": _operation(
+            "operation",
+            "The tokens by name and what they may do; without admin, one's own.",
+            {200: _object(tokens=_list({"type": "object"}))},
+        )
+    },
+    "/v1/access/may": {
+        "get": _operation(
+            "operation",
+            "May a token do something, and why not?",
+            {200: _object(allowed={"type": "boolean"}, why=_TEXT)},
+            _in_query("token", _TEXT, "Its name: one's own."),
+            _in_query(
+                "kind",
+                {"enum": [*_KINDS, "admin"]},
+                "What it wants to do.",
+                required=True,
+            ),
+            _in_query("address", _TEXT, "An address, or a filter."),
+            errors=(404, 413),
+        )
+    },
+    "/v1/connections/{number}": {
+        "delete": _operation(
+            "operation",
+            "Close a connection.",
+            {204: None},
+            _in_path("number", _COUNT),
+            errors=(404,),
         )
     },
     "/v1/connections": {
@@ -235,6 +314,15 @@ _PATHS: dict[str, Json] = {
             {200: _object(messages=_list(_ref("Message")))},
             _NAME,
             _in_query("count", {"type": "integer", "minimum": 1, "maximum": 1000}, "How many: 10."),
+            errors=(404,),
+        )
+    },
+    "/v1/queues/{name}/depths": {
+        "get": _operation(
+            "queues",
+            "How many messages there were in the last hour, and how old the next one was.",
+            {200: _object(every=_COUNT, messages=_list(_COUNT), age=_list(_COUNT))},
+            _NAME,
             errors=(404,),
         )
     },
