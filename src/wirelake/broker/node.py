@@ -50,6 +50,7 @@ from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.tmq import TmqSession
+from wirelake.broker.trace import Trace
 from wirelake.broker.traffic import Traffic
 from wirelake.engine.base import Engine, QueueSettings
 from wirelake.errors import ProtocolError, RefusedError
@@ -126,6 +127,7 @@ class Node:
         self.limits_of_strangers = limits  # until they have authenticated
         self.counters: Counter[str] = Counter()
         self.traffic = Traffic()
+        self.trace: Trace | None = None  # what an operator looks at, for a while
         #: What was done so far, in units of about 10 µs: so sessions know when to give way.
         self.work = 0
         # A table is cleared whole when it is filled by messages, or by another dialect than before:
@@ -310,9 +312,12 @@ class Node:
             self._topics.remove(filter, session)
             self.forget_routes(filter)
 
-    def protocol_error(self, session: Session, error: ProtocolError) -> None:
-        """A peer broke its grammar."""
+    def protocol_error(self, session: Session, error: ProtocolError, data: memoryview) -> None:
+        """A peer broke its grammar in `data`, which begins where its scanner is."""
         self.counters["protocol_errors"] += 1
+        at = error.offset - session.scanner.offset
+        has_shown_token = session.rights is not self.rights_of_strangers
+        self.traffic.fault(session.link.peer, error, data, at, self, secret=not has_shown_token)
         log.warning("%s: %s", session.link.peer, error)
 
     def count_refused(self, code: str, count: int = 1) -> None:
@@ -504,6 +509,8 @@ class Node:
             routes.add(address, audience.number, self._changed)
         self.counters["received"] += end - start
         session.received += end - start
+        if self.trace is not None:
+            self.trace.published(session, table, start, end, now)
         sole = routes.sole(start, end)
         if sole == MIXED:
             self._publish_mixed(session, table, start, end, now)

@@ -549,9 +549,20 @@ class Queue:
         self._node.count_dropped("purged", len(thrown))
         return len(thrown)
 
-    def move_to(self, other: Queue, count: int, now: float) -> int:
-        """Give the next messages to another queue, as new there; how many those were."""
-        moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
+    def move_to(
+        self, other: Queue, count: int, now: float, only: frozenset[int] = frozenset()
+    ) -> int:
+        """Give the next messages to another queue, as new there; how many those were.
+
+        With `only`, just those of these sequences that are ready.
+        """
+        if only:
+            chosen = [entry for entry in self._ready if entry[2].sequence in only]
+            self._ready = [entry for entry in self._ready if entry[2].sequence not in only]
+            heapq.heapify(self._ready)
+            moved = [stored for _, _, stored in sorted(chosen, key=lambda one: one[:2])]
+        else:
+            moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
         for stored in moved:
             headers = {k: v for k, v in stored.message.headers.items() if k != REASON}
             other.put(replace(stored.message, headers=headers), now, dead=True)

@@ -176,7 +176,7 @@ class Session(ABC):
                     break
         except ProtocolError as fault:
             error = self._explain(fault)
-            node.protocol_error(self, error)
+            node.protocol_error(self, error, data[at:])
             self.answer_fault(error)
             self.close("protocol error")
         finally:

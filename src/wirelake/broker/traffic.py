@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
     from wirelake.broker.session import Session
+    from wirelake.errors import ProtocolError
 
 #: Seconds of rates that are kept, and how far apart the depths of queues are (seconds).
 KEPT = 3600
 DEPTH_EVERY = 10
 #: Queues whose depths are kept: those that were the longest when there was room.
 MAX_QUEUES = 200
+#: Protocol errors that are kept, and bytes before and behind the fault of each.
+FAULTS = 50
+AROUND = 32
 #: The figures of a dialect, in this order: messages in and out, bytes in and out.
 FIGURES = ("received", "delivered", "bytes_in", "bytes_out")
 #: The upper bounds of the classes of a latency (seconds); what is above the last has its own class.
@@ -74,6 +79,8 @@ class Traffic:
         self.requests = Latency()
         #: The last whole second: figures by dialect, as in FIGURES.
         self.current: dict[str, tuple[int, ...]] = {}
+        #: The latest peers that broke their grammar, with the bytes around the fault.
+        self.faults: deque[dict[str, Any]] = deque(maxlen=FAULTS)
         self.second = 0  # the seconds since 1970 of `current`
         self._rates: dict[str, tuple[Ring, ...]] = {}
         self._depths: dict[str, tuple[Ring, Ring]] = {}  # messages, and the age in seconds
@@ -81,6 +88,35 @@ class Traffic:
         self._sums: dict[str, list[int]] = {}
         self._due = 0.0
         self._ticks = 0
+
+    def fault(
+        self,
+        peer: str,
+        error: ProtocolError,
+        data: memoryview,
+        at: int,
+        node: Node,
+        *,
+        secret: bool,
+    ) -> None:
+        """A peer broke its grammar at a place in `data`.
+
+        Where tokens are configured, bytes of a peer that has not shown one are `secret`: they may
+        be a token.
+        """
+        shown = b""
+        if not secret or node.rights_of_strangers.is_open:
+            shown = bytes(data[max(0, at - AROUND) : max(0, at) + AROUND])
+        self.faults.append(
+            {
+                "time": node.timestamp(node.now),
+                "peer": peer,
+                "dialect": error.dialect,
+                "offset": error.offset,
+                "reason": error.reason,
+                "hex": shown.hex(" "),
+            }
+        )
 
     def retire(self, session: Session) -> None:
         """A session has ended: what it counted stays in the sums of its dialect."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,8 +16,10 @@ from starlette.responses import HTMLResponse, Response
 
 from wirelake import __version__
 from wirelake.address import check_address, check_filter
+from wirelake.broker import inventory
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights, covers
+from wirelake.broker.trace import SECONDS, Trace
 from wirelake.console import MISSING, load
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
@@ -32,13 +38,35 @@ from wirelake.http.exchange import (
 )
 from wirelake.http.figures import Figures
 from wirelake.http.gate import Gate
+from wirelake.http.inspection import MOST_BYTES, inspect, traced, translations
 from wirelake.http.ledger import Ledger
 from wirelake.http.live import MOST_FILTERS, MOST_LIVE, MOST_RATE, Live
+from wirelake.http.log import parse_time, select
 from wirelake.http.logins import Logins, cookie_header
+from wirelake.http.publishing import Reader
+from wirelake.http.search import (
+    BUDGET,
+    EXPORT_BUDGET,
+    LONGEST,
+    MOST_BUCKETS,
+    MOST_EXPORTED,
+    MOST_ROWS,
+    Wanted,
+    as_csv,
+    as_lines,
+    as_told,
+    histogram,
+    search,
+)
+from wirelake.message import Message
 from wirelake.wire import DIALECTS
+
+T = TypeVar("T")
 
 #: Seconds of rates that can be asked for.
 MOST_SECONDS = 3600
+#: Receivers of an address that are told one by one.
+MOST_SHOWN = 200
 #: The body of a login, in bytes.
 MAX_LOGIN = 4096
 
@@ -53,8 +81,10 @@ class Console:
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
         self._files = load()
+        self._executor = executor
         self._figures = Figures(gate, ledger, executor)
         self._live: set[Live] = set()
+        self._trace: Trace | None = None  # the latest, which may have ended
         self.logins = Logins(gate.node)
 
     def stop_live(self) -> None:
@@ -230,6 +260,197 @@ class Console:
             rights = by_name[name]
         allowed, why = explain(rights, kind, address)
         return answer({"allowed": allowed, "why": why})
+
+    # The log
+
+    async def rows(self, request: Request) -> Response:
+        """Rows of the log as JSON, the newest first; or as a file, the oldest first."""
+        known = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
+        found = query(request, *known, "before", "limit", "format")
+        rights = rights_of(request, self._node)
+        if not (rights.admin or rights.subscribe):
+            raise RefusedError("unauthorized", "no right to read the log")
+        form = one(found, "format", "json")
+        if form not in ("json", "jsonl", "csv"):
+            raise RefusedError("bad_request", "format is json, jsonl or csv")
+        name, _, value = one(found, "header").partition("=")
+        wanted = Wanted(
+            tuple(found.get("op", ())),
+            tuple(found.get("dialect", ())),
+            one(found, "text"),
+            one(found, "id"),
+            (name, value),
+        )
+        most = MOST_ROWS if form == "json" else MOST_EXPORTED
+        limit = number(one(found, "limit", "100"), "limit", least=1, most=most)
+        start, stop = (
+            parse_time(one(found, key), key) if one(found, key) else 0
+            for key in ("time_from", "time_to")
+        )
+        work = partial(
+            search,
+            self._node.engine,
+            select(rights, found.get("filter", ()), ()),
+            wanted,
+            start=start,
+            stop=stop,
+            before=_cursor(one(found, "before")),
+            limit=limit,
+            budget=BUDGET if form == "json" else EXPORT_BUDGET,
+        )
+        reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
+        try:
+            told = await self._run(work)
+            if reader.is_revoked:
+                raise RefusedError("unauthorized", "the rights of this token have changed")
+        finally:
+            self._gate.tell(reader.close)
+        if form == "json":
+            longest = 1 << 20 if limit <= 10 else LONGEST
+            return answer({**told, "rows": [as_told(row, longest) for row in told["rows"]]})
+        told["rows"].reverse()
+        write, media = (as_lines, "application/jsonl") if form == "jsonl" else (as_csv, "text/csv")
+        content = await self._run(partial(write, told["rows"]))
+        headers = {"Content-Disposition": f'attachment; filename="wirelake-log.{form}"'}
+        return Response(content, 200, headers, media)
+
+    async def histogram(self, request: Request) -> Response:
+        """How many rows the log has of which time."""
+        found = query(request, "time_from", "time_to", "buckets")
+        rights = rights_of(request, self._node)
+        if not (rights.admin or rights.subscribe):
+            raise RefusedError("unauthorized", "no right to read the log")
+        start, stop = (
+            parse_time(one(found, key), key) if one(found, key) else 0
+            for key in ("time_from", "time_to")
+        )
+        if stop and stop < start:
+            raise RefusedError("bad_request", "time_to is before time_from")
+        buckets = number(one(found, "buckets", "60"), "buckets", least=1, most=MOST_BUCKETS)
+        return answer(await self._run(partial(histogram, self._node.engine, start, stop, buckets)))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Do something that takes a while on a thread of HTTP."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    # Bytes
+
+    async def inspect(self, request: Request) -> Response:
+        """What is in these bytes, and where."""
+        dialect = one(query(request, "dialect"), "dialect")
+        if dialect not in ("", *DIALECTS):
+            raise RefusedError("bad_request", f"there is no dialect {dialect}")
+        if rights_of(request, self._node, reads=True).is_empty:
+            raise RefusedError("unauthorized", "no rights at all")
+        data = await body(request, MOST_BYTES)
+        return answer(await self._run(partial(inspect, data, dialect)))
+
+    async def translate(self, request: Request) -> Response:
+        """A message in every dialect."""
+        query(request)
+        if rights_of(request, self._node, reads=True).is_empty:
+            raise RefusedError("unauthorized", "no rights at all")
+        try:
+            given = msgspec.json.decode(await body(request, 2 * MOST_BYTES), type=_Given)
+            payload = base64.b64decode(given.base64) if given.base64 else given.payload.encode()
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise RefusedError("bad_request", f"the body: {error}") from None
+        message = Message(
+            address=check_address(given.address),
+            payload=payload,
+            id=given.id,
+            correlation_id=given.correlation_id,
+            source=given.source,
+            priority=given.priority,
+            ttl=given.ttl,
+            headers={key: value for key, value in given.headers.items() if key[:1] != "$"},
+        )
+        told = await self._run(partial(translations, message))
+        return answer({"translations": told})
+
+    async def audience(self, request: Request) -> Response:
+        """Who would get what is published to an address now."""
+        found = query(request, "address")
+        require_admin(rights_of(request, self._node))
+        address = check_address(one(found, "address"))
+
+        def ask() -> dict[str, Any]:
+            node, now = self._node, time.monotonic()
+            if address in node.queues:
+                consumers = [one for one in node.sessions if address in one.consumes]
+                kind = "queue"
+            else:
+                consumers, kind = node.topic_subscribers(address), "topic"
+            shown = [inventory.connection(one, now) for one in consumers[:MOST_SHOWN]]
+            captured = node.capture.takes(address)
+            return {"kind": kind, "captured": captured, "count": len(consumers), "who": shown}
+
+        return answer(await self._gate.ask(ask))
+
+    # A trace
+
+    async def trace(self, request: Request) -> Response:
+        """What the trace has seen."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        trace = self._trace
+        if trace is None:
+            return answer({"filter": "", "left": 0, "messages": []})
+        is_on = await self._gate.ask(lambda: self._node.trace is trace)
+        left = max(0.0, trace.until - time.monotonic()) if is_on else 0.0
+        seen = await self._run(lambda: [traced(one) for one in list(trace.messages)])
+        return answer({"filter": trace.filter, "left": left, "messages": seen})
+
+    async def begin_trace(self, request: Request) -> Response:
+        """Trace a filter for a while; another trace ends."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        try:
+            given = msgspec.json.decode(await body(request, MAX_LOGIN), type=dict[str, str])
+            filter = check_filter(given["filter"])
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            raise RefusedError("bad_request", 'the body is {"filter": "…"}') from None
+
+        def begin() -> Trace:
+            self._node.trace = trace = Trace(self._node, filter, time.monotonic())
+            return trace
+
+        self._trace = await self._gate.ask(begin)
+        return answer({"filter": filter, "left": SECONDS})
+
+    async def end_trace(self, request: Request) -> Response:
+        """End the trace; what it has seen stays."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+
+        def end() -> None:
+            self._node.trace = None
+
+        await self._gate.ask(end)
+        return Response(status_code=204)
+
+
+class _Given(msgspec.Struct):
+    """A message as `/v1/rows` and `/v1/live` tell it; what else they tell is ignored."""
+
+    address: str
+    payload: str = ""
+    base64: str = ""
+    id: str = ""
+    correlation_id: str = ""
+    source: str = ""
+    priority: Annotated[int, msgspec.Meta(ge=0, le=127)] = 0
+    ttl: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    headers: dict[str, str] = {}
+
+
+def _cursor(text: str) -> dict[int, int]:
+    """Offsets by partition, as an answer with `more` has them: `0:17,1:4`."""
+    try:
+        pairs = (pair.split(":") for pair in text.split(",")) if text else ()
+        return {int(partition): int(offset) for partition, offset in pairs}
+    except ValueError:
+        raise RefusedError("bad_request", "before is PARTITION:OFFSET,…") from None
 
 
 def explain(rights: Rights, kind: str, address: str) -> tuple[bool, str]:

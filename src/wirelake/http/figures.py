@@ -27,6 +27,7 @@ from wirelake.errors import EngineError, RefusedError
 from wirelake.http.exchange import require_admin
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
+from wirelake.http.log import find_time
 
 T = TypeVar("T")
 
@@ -283,6 +284,7 @@ class Figures:
                 commits = {"bounds": BOUNDS, "classes": list(done.classes), "seconds": done.seconds}
             return {
                 "events": list(node.events),
+                "errors": list(node.traffic.faults),
                 "counters": dict(node.counters),
                 "latencies": {
                     "delivery": node.traffic.deliveries.state(),
@@ -309,27 +311,31 @@ class Recent:
 
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
-        self._last = 0.0
+        self._last = -1e9
         self._seen: dict[tuple[str, str, str], float] = {}  # messages a second
 
     def count(self, engine: Any) -> dict[str, Any]:
         """In any thread: rates of addresses, and of who sends to them."""
         now = time.monotonic()
         passed = now - self._last
+        positions = engine.positions()
+        if passed > 2 * WINDOW:  # nobody has looked for a while: the last seconds are a beginning
+            self._seen, passed = {}, float(WINDOW)
+            moment = int((time.time() - WINDOW) * 1e6)
+            self._next = {one.partition: find_time(engine, one, moment) for one in positions}
         new: dict[tuple[str, str, str], float] = {}
         sampled = False
-        if 0 < passed < 10 * WINDOW:  # else nobody has looked for a while
-            for position in engine.positions():
-                start = max(self._next.get(position.partition, position.next), position.first)
-                first = max(start, position.next - MOST_ROWS)
-                sampled = sampled or first > start
-                scale = (position.next - start) / max(1, position.next - first)
-                for key, count in _counted(engine, position.partition, first, position.next):
-                    new[key] = new.get(key, 0.0) + count * scale
-        self._next = {one.partition: one.next for one in engine.positions()}
+        for position in positions:
+            start = max(self._next.get(position.partition, position.next), position.first)
+            first = max(start, position.next - MOST_ROWS)
+            sampled = sampled or first > start
+            scale = (position.next - start) / max(1, position.next - first)
+            for key, count in _counted(engine, position.partition, first, position.next):
+                new[key] = new.get(key, 0.0) + count * scale
+        self._next = {one.partition: one.next for one in positions}
         self._last = now
         # A moving average, so that an address with a message now and then does not flicker.
-        share = min(1.0, passed / WINDOW) if passed > 0 else 1.0
+        share = min(1.0, passed / WINDOW)
         for key in {*self._seen, *new}:
             rate = new.get(key, 0.0) / max(passed, 0.001)
             value = self._seen.get(key, 0.0) * (1 - share) + rate * share

@@ -24,6 +24,7 @@ from wirelake.broker.local import FORM, LocalLink, LocalSession
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.http.exchange import as_json, require
 from wirelake.http.gate import Gate
+from wirelake.http.payloads import shown as as_payload
 from wirelake.wire import FrameTable, scanner
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class _Chunk:
 
     frames: bytes
     dialect: str
+    source: str
     peer: str
     time: int
 
@@ -86,8 +88,9 @@ class _Tail(LocalSession):
                 return
             dialect = sender.dialect if sender is not None else ""
             peer = sender.link.peer if sender is not None else ""
+            source = sender.client_id if sender is not None else ""
             moment = self.node.timestamp(self.node.now)
-            self._chunks.append(_Chunk(bytes(data), dialect, peer, moment))
+            self._chunks.append(_Chunk(bytes(data), dialect, source, peer, moment))
             self._waiting += len(data)
 
     def take(self) -> tuple[list[_Chunk], int]:
@@ -122,6 +125,9 @@ class Live:
         self._link = LocalLink(peer, self._wake)
         self._session: _Tail | None = None
         self._table = FrameTable(1024)
+        # Messages that may be shown now: a second's worth at most, so that bursts are shown whole.
+        self._tokens = float(rate)
+        self._taken = self._loop.time()
 
     async def open(self) -> None:
         """Subscribe, or be refused."""
@@ -192,7 +198,10 @@ class Live:
         chunks, skipped_bytes = session.take()
         if not chunks and not skipped_bytes:
             return b""
-        room = max(1, int(self._rate * TURN))
+        now = self._loop.time()
+        self._tokens = min(float(self._rate), self._tokens + self._rate * (now - self._taken))
+        self._taken = now
+        room = int(self._tokens)
         shown: list[dict[str, Any]] = []
         skipped = 0
         for chunk in reversed(chunks):  # the newest are shown
@@ -200,6 +209,7 @@ class Live:
             skipped += count - len(rows)
             shown += reversed(rows)
         shown.reverse()
+        self._tokens -= len(shown)
         told = {"messages": shown, "skipped": skipped, "skipped_bytes": skipped_bytes}
         return b"event: messages\ndata: " + _encode(told) + b"\n\n"
 
@@ -231,6 +241,10 @@ class Live:
         if size > LONGEST:
             message = msgspec.structs.replace(message, payload=message.payload[:LONGEST])
         shown = as_json(message, dialect=chunk.dialect, peer=chunk.peer, time=chunk.time, size=size)
+        if "base64" in shown:
+            shown |= as_payload(message.payload)
         if size > LONGEST:
             shown["cut"] = True
+        if chunk.source:
+            shown["source"] = chunk.source
         return shown

@@ -57,6 +57,8 @@ _SCHEMAS: Json = {
             "priority": _COUNT,
             "ttl": _COUNT,
             "timestamp": _COUNT,
+            "time": _COUNT,
+            "dialect": _TEXT,
             "headers": {"type": "object", "additionalProperties": _TEXT},
             "sequence": _COUNT,
             "attempts": _COUNT,
@@ -343,6 +345,7 @@ _PATHS: dict[str, Json] = {
             _NAME,
             _in_query("to", _ADDRESS, "Where to; from `…/$dead`, where they came from."),
             _in_query("count", {"type": "integer", "minimum": 1}, "How many: all."),
+            _in_query("sequence", _list(_COUNT), "Just these, as `messages` has them; up to 90."),
             errors=(404, 409, 504),
         )
     },
@@ -462,6 +465,86 @@ _PATHS: dict[str, Json] = {
             _in_query("limit", _COUNT, "So many rows at most."),
             errors=(404, 413, 416),
         )
+    },
+    "/v1/rows": {
+        "get": _operation(
+            "log",
+            "Rows of the log as JSON, the newest first.",
+            {200: _object(rows=_list(_ref("Message")), more={"type": "boolean"})},
+            _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
+            _in_query("op", _list(_TEXT), "Only these ops."),
+            _in_query("dialect", _list(_TEXT), "Only what came in these dialects."),
+            _in_query("text", _TEXT, "Only rows that have this in an address, id or payload."),
+            _in_query("id", _TEXT, "Only rows with this id or correlation id."),
+            _in_query("header", _TEXT, "Only rows with this header: `NAME` or `NAME=VALUE`."),
+            _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601."),
+            _in_query("time_to", _TEXT, "Without what was received then or later."),
+            _in_query("before", _TEXT, "To go on: the answer's `before`, as `0:17,1:4`."),
+            _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 100000}, "100."),
+            _in_query("format", {"enum": ["json", "jsonl", "csv"]}, "A file, oldest row first."),
+            errors=(413,),
+            text="After a few seconds without enough rows the answer says where to go on. JSON has "
+            "at most 1000 rows.",
+        )
+    },
+    "/v1/histogram": {
+        "get": _operation(
+            "log",
+            "How many rows were received when.",
+            {200: _object(start=_COUNT, stop=_COUNT, width=_COUNT, counts=_list(_COUNT))},
+            _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601: the first row."),
+            _in_query("time_to", _TEXT, "The end: the last row."),
+            _in_query("buckets", {"type": "integer", "minimum": 1, "maximum": 240}, "60."),
+        )
+    },
+    "/v1/inspect": {
+        "post": _operation(
+            "console",
+            "What is in these bytes, and where.",
+            {200: _object(dialect=_TEXT, messages=_list({"type": "object"}), count=_COUNT)},
+            _in_query("dialect", _TEXT, "What they are written in; else told from the bytes."),
+            errors=(413, 504),
+            body=_RAW,
+            needs_body=False,
+            content=_BYTES,
+        )
+    },
+    "/v1/translate": {
+        "post": _operation(
+            "console",
+            "A message in every dialect, and what each of them loses.",
+            {200: _object(translations=_list({"type": "object"}))},
+            errors=(413, 504),
+            body=_ref("Message"),
+        )
+    },
+    "/v1/audience": {
+        "get": _operation(
+            "operation",
+            "Who would get what is published to an address now.",
+            {200: _object(kind=_TEXT, count=_COUNT, who=_list({"type": "object"}))},
+            _in_query("address", _ADDRESS, "The address.", required=True),
+            errors=(413,),
+        )
+    },
+    "/v1/trace": {
+        "get": _operation(
+            "operation",
+            "What the latest trace has seen.",
+            {
+                200: _object(
+                    filter=_TEXT, left={"type": "number"}, messages=_list({"type": "object"})
+                )
+            },
+        ),
+        "put": _operation(
+            "operation",
+            "Trace the deliveries of a filter for a minute.",
+            {200: _object(filter=_TEXT, left={"type": "number"})},
+            errors=(413, 504),
+            body=_object(filter=_FILTER),
+        ),
+        "delete": _operation("operation", "End the trace.", {204: None}),
     },
     "/v1/progress": {
         "get": _operation(

@@ -297,6 +297,7 @@ class Connection(asyncio.BufferedProtocol):
             dialect = detect(data, self._family)
         except ProtocolError as error:
             node.counters["protocol_errors"] += 1
+            node.traffic.fault(self.peer, error, data, error.offset, node, secret=True)
             log.warning("%s: %s", self.peer, error)
             self.write(error.answer)
             self.close()

@@ -1,12 +1,15 @@
 // What every page uses: Preact, requests to the broker, one live stream, and how values are shown.
 
 import { Fragment, h, render } from "./vendor/preact.js";
-import { useCallback, useEffect, useMemo, useRef, useState } from "./vendor/hooks.js";
+import * as hooks from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
 /** @type {(strings: TemplateStringsArray, ...values: any[]) => any} */
 export const html = htm.bind(h);
-export { Fragment, h, render, useCallback, useEffect, useMemo, useRef, useState };
+export { Fragment, h, render };
+/** @type {typeof import("preact/hooks")} */
+const { useEffect, useMemo, useRef, useState } = /** @type {any} */ (hooks);
+export { useEffect, useMemo, useRef, useState };
 
 /**
  * Who is logged in, as `/v1/session` tells it.

@@ -88,9 +88,9 @@ function timeOfDay(time) {
 /**
  * A chart over time; stacked where there are several series.
  * @param {{times: number[], series: {name: string, values: number[], colour?: string}[], height?: number,
- *   format?: (value: number) => string, label: string, onSelect?: (from: number, to: number) => void}} props
+ *   format?: (value: number) => string, label: string, bars?: boolean, onSelect?: (from: number, to: number) => void}} props
  */
-export function Chart({ times, series, height = 190, format = String, label, onSelect }) {
+export function Chart({ times, series, height = 190, format = String, label, onSelect, bars = false }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));
   const chart = useRef(/** @type {any} */ (null));
   const names = series.map((one) => one.name).join();
@@ -118,7 +118,7 @@ export function Chart({ times, series, height = 190, format = String, label, onS
           cursor: { drag: { x: !!onSelect, y: false, setScale: false }, points: { show: false } },
           scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _low, /** @type {number} */ high) => [0, Math.max(1, high * 1.08)] } },
           axes: [{ ...axis, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(timeOfDay) }, { ...axis, size: 58, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(format) }],
-          series: [{}, ...[...colours].reverse().map((one) => ({ stroke: one, fill: one, width: 1, points: { show: false } }))],
+          series: [{}, ...[...colours].reverse().map((one) => ({ stroke: one, fill: one, width: 1, points: { show: false }, ...(bars && { paths: Plot.paths.bars({ size: [0.85, 60] }) }) }))],
           hooks: onSelect && {
             setSelect: [
               (/** @type {any} */ u) => {
