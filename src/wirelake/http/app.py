@@ -302,6 +302,7 @@ def routes(api: Api) -> list[Resource]:
         Resource("/v1/log", GET=api.log),
         Resource("/v1/rows", GET=console.rows),
         Resource("/v1/histogram", GET=console.histogram),
+        Resource("/v1/sql", POST=console.sql),
         Resource("/v1/inspect", POST=console.inspect),
         Resource("/v1/translate", POST=console.translate),
         Resource("/v1/audience", GET=console.audience),

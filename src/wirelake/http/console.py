@@ -58,6 +58,7 @@ from wirelake.http.search import (
     histogram,
     search,
 )
+from wirelake.http.sql import MAX_SQL, Sql, is_there
 from wirelake.message import Message
 from wirelake.wire import DIALECTS
 
@@ -84,6 +85,7 @@ class Console:
         self._executor = executor
         self._figures = Figures(gate, ledger, executor)
         self._live: set[Live] = set()
+        self._sql = Sql(executor)
         self._trace: Trace | None = None  # the latest, which may have ended
         self.logins = Logins(gate.node)
 
@@ -158,6 +160,7 @@ class Console:
             "version": __version__,
             "dialects": list(DIALECTS),
             "log": self._node.capture.active,
+            "sql": rights.admin and self._node.capture.active and is_there(),
         }
 
     # Live
@@ -333,6 +336,19 @@ class Console:
         """Do something that takes a while on a thread of HTTP."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def sql(self, request: Request) -> Response:
+        """Run a statement of SQL over the latest rows."""
+        query(request)
+        require_admin(rights_of(request, self._node))
+        try:
+            given = msgspec.json.decode(await body(request, MAX_SQL), type=_Statement)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RefusedError("bad_request", f"the body: {error}") from None
+        if not self._node.capture.active:
+            raise RefusedError("not_found", "there is no log")
+        since = int((time.time() - given.hours * 3600) * 1_000_000)
+        return answer(await self._sql.run(self._node.engine, given.sql, max(0, since)))
+
     # Bytes
 
     async def inspect(self, request: Request) -> Response:
@@ -428,6 +444,13 @@ class Console:
 
         await self._gate.ask(end)
         return Response(status_code=204)
+
+
+class _Statement(msgspec.Struct):
+    """A statement, and over how many hours of the log."""
+
+    sql: str
+    hours: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
 
 
 class _Given(msgspec.Struct):

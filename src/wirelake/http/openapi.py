@@ -497,6 +497,16 @@ _PATHS: dict[str, Json] = {
             _in_query("buckets", {"type": "integer", "minimum": 1, "maximum": 240}, "60."),
         )
     },
+    "/v1/sql": {
+        "post": _operation(
+            "log",
+            "Run a statement of DuckDB over the latest rows, as the table `log`.",
+            {200: _object(columns=_list(_TEXT), rows=_list({"type": "array"}), of=_COUNT)},
+            errors=(404, 413, 504),
+            body=_object(sql=_TEXT) | {"examples": [{"sql": "SELECT count(*) FROM log"}]},
+            text="For operators, where DuckDB is installed; in a process of its own, with limits.",
+        )
+    },
     "/v1/inspect": {
         "post": _operation(
             "console",
@@ -568,6 +578,10 @@ _PATHS: dict[str, Json] = {
         ),
     },
 }
+
+
+_ROWS = _PATHS["/v1/rows"]["get"]["responses"]["200"]["content"]
+_ROWS.update({"application/jsonl": {}, "text/csv": {}})
 
 
 def description() -> Json:
