@@ -100,7 +100,8 @@ class Api:
     async def docs(self, request: Request) -> Response:
         """The interface, for people."""
         query(request)
-        return HTMLResponse(_page("HTTP interface", _operations(description())))
+        script = '<script type="module" src="/console/docs.js"></script>'
+        return HTMLResponse(_page("HTTP interface", _operations(description()) + script))
 
     async def style(self, request: Request) -> Response:
         """How these pages look."""
@@ -363,7 +364,11 @@ a columnar log. This is version {__version__}.</p>
 _STYLE = """\
 body { font: 16px/1.5 system-ui; max-width: 45em; margin: 2em auto; padding: 0 1em }
 dt { margin-top: .7em }
-small { color: #666 }
+small { color: #5d6878 }
+pre { overflow: auto; max-height: 20em; white-space: pre-wrap }
+@media (prefers-color-scheme: dark) {
+  body { background: #12161c; color: #e6eaf0 } a { color: #7db3ec } small { color: #9fabba }
+}
 """
 
 
@@ -374,7 +379,8 @@ def _operations(described: dict[str, Any]) -> str:
         for method, operation in operations.items():
             names = ", ".join(one["name"] for one in operation.get("parameters", []))
             text = " ".join(filter(None, (operation["summary"], operation.get("description", ""))))
-            lines.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt>")
+            place = f'data-method="{method}" data-path="{html.escape(path)}"'
+            lines.append(f"<dt {place}><code>{method.upper()} {html.escape(path)}</code></dt>")
             lines.append(f"<dd>{html.escape(text)} <small>{html.escape(names)}</small></dd>")
     return "\n".join([*lines, "</dl>"])
 

@@ -374,5 +374,5 @@ def _events(feed: Feed, frames: bytes | memoryview, note: dict[str, object]) -> 
     for table in feed.receive(frames):
         rows = table.messages()
         while some := list(islice(rows, EVENTS_AT_ONCE)):
-            told = ({**as_json(message), **note} for message in some)
+            told = (as_json(message, **note) for message in some)
             yield b"".join(b"data: " + _encode(one) + b"\n\n" for one in told)

@@ -95,13 +95,12 @@ export function useLive(parts, options = {}) {
         if (session.stranger) return state.onLogout();
         const test = new AbortController();
         const response = await fetch(`/v1/live?${query}`, { signal: test.signal });
-        test.abort();
         if (response.status >= 400 && response.status < 500) {
           lost(false);
-          const told = await response.json().catch(() => ({ text: "refused" }));
-          setProblem(told.text);
+          setProblem((await response.json()).text);
           return;
         }
+        test.abort();
       } catch (error) {
         if (error instanceof Refused && error.status === 401) return state.onLogout();
       }
