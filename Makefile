@@ -17,7 +17,7 @@ KERNELS := $(filter src/wirelake/wire/% src/wirelake/dialects/% src/wirelake/bro
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
 
-setup: .venv/.kernels .venv/jvm/bin/java ## locked dependencies, compiled kernels and Java
+setup: .venv/.kernels .venv/.console .venv/jvm/bin/java ## locked dependencies, compiled kernels, the console and Java
 
 run: setup ## everything: the broker, HTTP and the pipeline into data/lake, with a live view
 	.venv/bin/wirelake up
@@ -26,10 +26,12 @@ test: setup build/plain/.done ## all tests, then those of the wire library and t
 	$(PY) -m pytest -n 2
 	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 tests/wire tests/broker
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff, mypy, and TypeScript over the console's modules
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	@if [ -x node_modules/.bin/tsc ]; then node_modules/.bin/tsc -p jsconfig.json; \
+	else echo 'lint: no tsc (npm ci brings it), the modules of the console are not checked'; fi
 
 docs: setup ## the documentation as a site with a search, in build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
@@ -52,7 +54,7 @@ lock: .venv/.packages ## pin what pyproject.toml asks for; UPGRADE=1 takes newer
 		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
 clean: ## remove all that was built, and .venv
-	rm -rf .venv build src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv build node_modules src/wirelake/console/static/vendor src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
 	find src -name '*.so' -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
@@ -64,6 +66,9 @@ clean: ## remove all that was built, and .venv
 
 .venv/.kernels: .venv/.project $(KERNELS)
 	scripts/setup kernels
+
+.venv/.console: .venv/.project package.json package-lock.json src/wirelake/console/vendor.py
+	scripts/setup console
 
 .venv/jvm/bin/java: | .venv/.packages
 	scripts/setup java

@@ -4,6 +4,10 @@ A kernel is a plain Python module, with or without a .pxd beside it, that also r
 WIRELAKE_BUILD=require fails where it cannot be compiled, WIRELAKE_BUILD=skip does not try.
 Unset, the kernels are compiled if that is possible and stay plain otherwise. WIRELAKE_CFLAGS
 replaces the optimisation level and adds compiler flags, as for a build with sanitizers.
+
+The console's libraries are brought in by npm, too (`wirelake/console/vendor.py`). Where that is
+impossible a warning says so, and the package has no console; WIRELAKE_CONSOLE=require makes it an
+error. WIRELAKE_BUILD=skip does not try.
 """
 
 import importlib.util
@@ -14,6 +18,7 @@ import sys
 import sysconfig
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 KERNELS = [
     "wirelake.wire.octets",
@@ -88,5 +93,33 @@ def kernels() -> list[Extension]:
     )
 
 
+class BuildWithConsole(build_py):
+    """Builds the package with the console's libraries in it, where npm can be had."""
+
+    def run(self) -> None:
+        """Bring the libraries, then build."""
+        if os.environ.get("WIRELAKE_BUILD", "") != "skip" and (reason := vendor_console()):
+            text = f"the package has no console: {reason}"
+            if os.environ.get("WIRELAKE_CONSOLE") == "require":
+                sys.exit(f"wirelake: {text}")
+            print(f"wirelake: warning: {text}", file=sys.stderr)
+        super().run()
+
+
+def vendor_console() -> str:
+    """Bring the console's libraries into the source tree; what stands in the way, if anything."""
+    path = "src/wirelake/console/vendor.py"
+    spec = importlib.util.spec_from_file_location("vendor", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.vendor()
+
+
 if __name__ == "__main__":
-    setup(ext_modules=kernels(), options={"build_ext": {"parallel": os.cpu_count()}})
+    setup(
+        cmdclass={"build_py": BuildWithConsole},
+        ext_modules=kernels(),
+        options={"build_ext": {"parallel": os.cpu_count()}},
+    )

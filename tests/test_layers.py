@@ -26,7 +26,9 @@ ALLOWED = {
     "broker": BASE | {"address", "codec", "config", "engine.base", "wire"},
     "session": BASE | {"address", "broker", "config", "engine.base", "grammar", "wire"},
     "net": BASE | {"address", "broker", "codec", "config", "engine", "wire"},
-    "http": BASE | {"address", "__version__", "broker", "codec", "config", "engine", "wire"},
+    "console": set[str](),
+    "http": BASE
+    | {"address", "__version__", "broker", "codec", "config", "console", "engine", "wire"},
     "client": BASE | {"address", "codec", "config", "wire"},
     "speech": BASE | {"client.speech", "grammar", "wire"},
     "spark": BASE | {"address", "client", "codec", "wire"},
@@ -45,11 +47,11 @@ BROKER = [
     # values and indexes that know no client
     "names", "deadlines", "budget", "peers", "quotas", "rights", "route", "subscriptions",
     # what all parts share
-    "vitals", "tables", "endpoint",
+    "vitals", "tables", "endpoint", "traffic",
     # clients: how fast they read, who they are
     "guesses", "flow", "capture", "clients",
     # what they do
-    "topics", "router", "services", "queue", "queues", "store", "streams",
+    "topics", "router", "services", "queue", "queues", "store", "streams", "trace",
     # the whole
     "node", "inventory",
     # how they speak

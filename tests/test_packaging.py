@@ -103,3 +103,21 @@ def test_a_required_build_has_every_kernel_compiled(tree: Path) -> None:
     declared = {str(p.relative_to(tree / "src")) for p in tree.glob("src/**/*.pxd")}
     assert names >= {f"{kernel}.py" for kernel in KERNELS} | declared
     assert not list(tree.glob("src/**/*.c"))
+
+
+def test_a_wheel_has_the_console_with_its_libraries_and_their_licences(tree: Path) -> None:
+    static = ROOT / "src/wirelake/console/static"
+    if not (static / "vendor" / "preact.js").exists():
+        pytest.skip("no libraries of the console (make setup)")
+    assert build(tree, WIRELAKE_BUILD="skip").returncode == 0
+    files = {path.relative_to(ROOT / "src").as_posix() for path in static.rglob("*.*")}
+    assert contents(tree) >= files
+    assert {
+        f"wirelake/console/static/vendor/{name}.LICENSE" for name in ("preact", "htm", "uplot")
+    } <= files
+
+
+def test_the_lock_file_names_hashes_and_no_host() -> None:
+    text = (ROOT / "package-lock.json").read_text(encoding="utf-8")
+    assert '"integrity": "sha512-' in text
+    assert '"resolved"' not in text

@@ -201,6 +201,19 @@ def test_dead_letters_go_back_where_they_came_from(tmp_path: Path) -> None:
         assert [one["payload"] for one in first] == ["0", "1", "2"]
 
 
+def test_chosen_messages_alone_are_moved(house: House) -> None:
+    house.put("/v1/queues/jobs")
+    for n in range(5):
+        house.post("/v1/publish/jobs", b"%d" % n)
+    there = house.get("/v1/queues/jobs/messages").json["messages"]
+    second, fourth = there[1]["sequence"], there[3]["sequence"]
+    path = f"/v1/queues/jobs/move?to=other&sequence={fourth}&sequence={second}&sequence=99"
+    assert house.post(path).json == {"moved": 2, "to": "other"}
+    for name, left in (("jobs", ["0", "2", "4"]), ("other", ["1", "3"])):
+        found = house.get(f"/v1/queues/{name}/messages").json["messages"]
+        assert [one["payload"] for one in found] == left
+
+
 def test_only_operators_remove_purge_and_move(guarded: House) -> None:
     guarded.put("/v1/queues/house/jobs", token="boss")
     for token in ("sender", "reader", "keeper"):

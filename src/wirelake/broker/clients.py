@@ -44,6 +44,7 @@ class Clients:
             self.rights_of_strangers
         )
         #: The rights in force for the holders of these, which may be older; None if there are none.
+        self.all_rights: list[Rights] = [self.rights_of_strangers]  # that somebody may have
         self.current_rights: Callable[[Rights], Rights | None] = lambda rights: rights
         self.guesses = Guesses()
         self.reserve = RESERVE

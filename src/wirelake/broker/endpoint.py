@@ -87,7 +87,8 @@ class Endpoint(ABC):
         self.wildcards = 0  # of these filters
         self.consumes: dict[str, None] = {}  # queues
         self.closed = False
-        self.last_heard = now
+        self.last_heard = self.since = now
+        self.received = self.delivered = self.bytes_in = 0  # messages and bytes, see `traffic`
         # Full outboxes, its own too, the budget or the disk: nothing is read from it meanwhile.
         self.waits_for: set[object] = set()
 

@@ -57,6 +57,11 @@ def connection(session: Endpoint, now: float) -> dict[str, Any]:
         "rights": session.rights.name,
         "subscriptions": [*session.filters, *session.consumes],
         "bytes_waiting": session.link.buffered,
+        "received": session.received,
+        "delivered": session.delivered,
+        "bytes_in": session.bytes_in,
+        "bytes_out": session.link.moved,
+        "age": round(max(0.0, now - session.since), 3),
         "silent": round(max(0.0, now - session.last_heard), 3),
         "waits": bool(session.waits_for),
     }

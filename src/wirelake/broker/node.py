@@ -18,6 +18,7 @@ from wirelake.broker.store import Store
 from wirelake.broker.streams import Streams
 from wirelake.broker.tables import Tables
 from wirelake.broker.topics import Topics
+from wirelake.broker.traffic import Traffic
 from wirelake.broker.vitals import Vitals
 from wirelake.engine.base import Engine
 from wirelake.message import Limits
@@ -44,6 +45,7 @@ class Node:
         self.quotas = quotas = Quotas()
         self.vitals = vitals = Vitals(epoch, latest)
         self.tables = Tables()
+        self.traffic = Traffic(vitals)
         self.sessions: dict[Endpoint, None] = {}
         self.wake_at: dict[Endpoint, float] = {}  # sessions that asked to be woken, and when
         self.flow = flow = Flow(vitals, self.sessions)
@@ -52,7 +54,7 @@ class Node:
         self.topics = Topics(vitals, quotas, flow, capture)
         self.router = Router(engine, vitals, flow, capture, self.topics)
         self.queues = Queues(engine, vitals, quotas, capture, flow, self.topics)
-        self.services = Services(vitals, quotas, capture)
+        self.services = Services(vitals, quotas, capture, self.traffic)
         self.store = Store(engine, vitals, quotas, capture, flow)
         self.streams = Streams(quotas, self.clients, capture)
         self._swept = 0.0
@@ -76,6 +78,7 @@ class Node:
         self.flow.left(session, now)
         self.capture.left(session)
         self.vitals.counters["disconnects"] += 1
+        self.traffic.retire(session)
 
     def tick(self, now: float, epoch: float | None = None) -> None:
         """Let time pass: requests time out, slow consumers are told from stopped ones.
@@ -90,6 +93,7 @@ class Node:
         self.store.tick(now)
         self.queues.tick(now)
         self.flow.tick(now)
+        self.traffic.tick(self.sessions, self.queues.all(), now)
         self.capture.tick()
         self.clients.tick()
         for session, due in list(self.wake_at.items()):

@@ -528,6 +528,7 @@ class Queue:
                 self._vitals.count_dropped("undeliverable")
                 continue
             self._vitals.counters["delivered"] += 1
+            taker.session.delivered += 1
             self._tell(Op.DELIVER, stored, taker.session, now)
             if pull is not None:
                 pull.left -= 1
@@ -618,9 +619,20 @@ class Queue:
         self._vitals.count_dropped("purged", len(thrown))
         return len(thrown)
 
-    def move_to(self, other: Queue, count: int, now: float) -> int:
-        """Move the next messages to another queue; return how many."""
-        moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
+    def move_to(
+        self, other: Queue, count: int, now: float, only: frozenset[int] = frozenset()
+    ) -> int:
+        """Move the next messages to another queue; return how many.
+
+        With `only`, move just those of these sequences that are ready.
+        """
+        if only:
+            chosen = [entry for entry in self._ready if entry[2].sequence in only]
+            self._ready = [entry for entry in self._ready if entry[2].sequence not in only]
+            heapq.heapify(self._ready)
+            moved = [stored for _, _, stored in sorted(chosen, key=lambda one: one[:2])]
+        else:
+            moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
         for stored in moved:
             headers = {k: v for k, v in stored.message.headers.items() if k != REASON}
             other.put(replace(stored.message, headers=headers), now, dead=True)

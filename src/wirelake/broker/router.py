@@ -8,6 +8,7 @@ per session, in the order of arrival.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -51,6 +52,8 @@ class Router:
         self._single = FrameTable(1)
         self._encoders: dict[str, Encoder] = {}
         self._seed, self._split = bytes(8), False
+        #: Told of every run of rows before it is delivered, as a trace is.
+        self.on_publish: Callable[[Endpoint, FrameTable, int, int, float], object] | None = None
 
     def publish(
         self, session: Endpoint, table: FrameTable, start: int, end: int, now: float
@@ -72,6 +75,9 @@ class Router:
     ) -> None:
         routes = self._topics.assign(session.rights, table, start, end)
         self._vitals.counters["received"] += end - start
+        session.received += end - start
+        if self.on_publish is not None:
+            self.on_publish(session, table, start, end, now)
         sole = routes.sole(start, end)
         if sole == MIXED:
             self._publish_mixed(session, routes, table, start, end, now)
@@ -184,7 +190,7 @@ class Router:
         count = end - start if rows is None else len(rows)
         first = True  # TMQ tells the first receiver from the others (spec: tmq 5)
         for form, members in forms.items():
-            frames = self._frames(session, form, table, start, end, rows)
+            frames = self.frames(session, form, table, start, end, rows)
             marks = self.encoder(form).marks() if _is_personal(form) else None
             for member in members:
                 own = frames
@@ -194,8 +200,9 @@ class Router:
                 if frames and self._flow.admits(member, count, policy):
                     member.write(own, policy, session)
                     self._vitals.counters["delivered"] += count
+                    member.delivered += count
 
-    def _frames(
+    def frames(
         self,
         session: Endpoint,
         form: str,

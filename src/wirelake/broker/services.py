@@ -18,6 +18,7 @@ from wirelake.broker.capture import Capture
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.quotas import Quotas
+from wirelake.broker.traffic import Traffic
 from wirelake.broker.vitals import Vitals
 from wirelake.dialects import HOPS
 from wirelake.errors import RefusedError
@@ -34,6 +35,7 @@ class _Open:
     request: Message
     requester: Endpoint
     service: Endpoint
+    since: float
 
 
 @dataclass(eq=False, slots=True)
@@ -48,10 +50,11 @@ class _Share:
 class Services:
     """Who serves what, and the requests that have no reply yet."""
 
-    def __init__(self, vitals: Vitals, quotas: Quotas, capture: Capture) -> None:
+    def __init__(self, vitals: Vitals, quotas: Quotas, capture: Capture, traffic: Traffic) -> None:
         self._vitals = vitals
         self._quotas = quotas
         self._capture = capture
+        self._traffic = traffic
         self.timeout = TIMEOUT
         self._servers: dict[str, OrderedDict[Endpoint, None]] = {}  # the next one first
         self._shares: dict[Endpoint, _Share] = {}
@@ -119,7 +122,7 @@ class Services:
             )
             # Of a request that waits for its reply nothing large is kept.
             kept = replace(request, payload=b"", headers={})
-            self._open[number] = _Open(kept, session, service)
+            self._open[number] = _Open(kept, session, service, now)
             asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
                 self._capture.add(passed, now)
@@ -146,6 +149,7 @@ class Services:
             self._vitals.count_dropped("late_reply")
             return
         self._close(reply.correlation_id)
+        self._traffic.requests.add(now - found.since)
         passed = replace(
             reply,
             op=Op.REPLY,

@@ -115,12 +115,16 @@ class Session(Endpoint):
             error = self._explain(fault)
             vitals.counters["protocol_errors"] += 1
             log.warning("%s: %s", self.link.peer, error)
+            is_secret = not self.owner and not self.node.clients.rights_of_strangers.is_open
+            at_fault = error.offset - self.scanner.offset
+            self.node.traffic.fault(self.link.peer, error, data[at:], at_fault, secret=is_secret)
             self.answer_fault(error)
             self.close("protocol error")
         finally:
             table.release()
             self._outbox.uncork()
             flow.reading = None
+        self.bytes_in += at
         self.node.capture.hold_back(self)
         return at
 

@@ -178,22 +178,23 @@ class Admin:
 
     async def move(self, request: Request) -> Response:
         """Give messages to another queue: dead letters back to where they came from, say."""
-        found = query(request, "to", "count")
+        found = query(request, "to", "count", "sequence")
         name = self._queue_name(request, "admin")
         to = one(found, "to") or name.removesuffix(DEAD)
         if check_topic(to) == name:
             raise RefusedError("bad_request", "say where to: this is no queue of dead letters")
         count = number(one(found, "count", str(2**31)), "count", least=1)
-        return answer({"moved": await self._gate.run(self._move(name, to, count)), "to": to})
+        only = frozenset(number(one, "sequence") for one in found.get("sequence", ()))
+        return answer({"moved": await self._gate.run(self._move(name, to, count, only)), "to": to})
 
-    async def _move(self, name: str, to: str, count: int) -> int:
+    async def _move(self, name: str, to: str, count: int, only: frozenset[int]) -> int:
         """On the broker's loop: move messages in turns; what comes meanwhile stays."""
         source = self._node.queues.get(name)
         count = min(count, len(source))
         target = self._node.queues.declare(QueueSettings(to))
         self._node.capture.check_disk()
-        moved = 0
-        while moved < count:
+        moved = source.move_to(target, 0, time.monotonic(), only) if only else 0
+        while moved < count and not only:
             now = time.monotonic()
             some = source.move_to(target, min(MOVED_AT_ONCE, count - moved), now)
             if some == 0:

@@ -24,6 +24,7 @@ from wirelake.broker.node import Node
 from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
+from wirelake.http.console import Console
 from wirelake.http.exchange import (
     Doorman,
     Protection,
@@ -82,11 +83,13 @@ class Api:
         self._held = Held()
         self._publisher = Publisher(gate, ledger, self._executor)
         self._events: set[Events] = set()
+        self.console = Console(gate, ledger, self._executor, _page("", _ABOUT))
 
     def stop_events(self) -> None:
         """Let every event stream end."""
         for events in list(self._events):
             events.end()
+        self.console.stop_live()
 
     def close(self) -> None:
         """End the threads."""
@@ -94,15 +97,11 @@ class Api:
 
     # About
 
-    async def about(self, request: Request) -> Response:
-        """What this is."""
-        query(request)
-        return HTMLResponse(_page("", _ABOUT))
-
     async def docs(self, request: Request) -> Response:
         """The interface, for people."""
         query(request)
-        return HTMLResponse(_page("HTTP interface", _operations(description())))
+        script = '<script type="module" src="/console/docs.js"></script>'
+        return HTMLResponse(_page("HTTP interface", _operations(description()) + script))
 
     async def style(self, request: Request) -> Response:
         """How these pages look."""
@@ -273,18 +272,26 @@ class Api:
 
 def routes(api: Api) -> list[Resource]:
     """What is where; the longer paths first, since an address may have any number of slashes."""
-    admin, keys = api.admin, api.keys
+    admin, keys, console = api.admin, api.keys, api.console
     return [
-        Resource("/", GET=api.about),
+        Resource("/", GET=console.page),
+        Resource("/console/{file:path}", GET=console.file),
         Resource("/docs", GET=api.docs),
         Resource("/docs.css", GET=api.style),
         Resource("/openapi.json", GET=api.openapi),
         Resource("/healthz", GET=admin.health),
         Resource("/metrics", GET=api.metrics),
         Resource("/v1/addresses", GET=admin.addresses),
+        Resource("/v1/session", GET=console.session, POST=console.log_in, DELETE=console.log_out),
+        Resource("/v1/live", GET=console.live),
+        Resource("/v1/rates", GET=console.rates),
+        Resource("/v1/access", GET=console.access),
+        Resource("/v1/access/may", GET=console.may),
         Resource("/v1/connections", GET=admin.connections),
+        Resource("/v1/connections/{number}", DELETE=console.close_connection),
         Resource("/v1/queues", GET=admin.queues),
         Resource("/v1/queues/{name:path}/messages", GET=admin.peek),
+        Resource("/v1/queues/{name:path}/depths", GET=console.depths),
         Resource("/v1/queues/{name:path}/purge", POST=admin.purge),
         Resource("/v1/queues/{name:path}/move", POST=admin.move),
         Resource("/v1/queues/{name:path}", GET=admin.queue, PUT=admin.declare, DELETE=admin.remove),
@@ -294,6 +301,13 @@ def routes(api: Api) -> list[Resource]:
         Resource("/v1/publish/{address:path}", POST=api.publish),
         Resource("/v1/events", GET=api.events),
         Resource("/v1/log", GET=api.log),
+        Resource("/v1/rows", GET=console.rows),
+        Resource("/v1/histogram", GET=console.histogram),
+        Resource("/v1/sql", POST=console.sql),
+        Resource("/v1/inspect", POST=console.inspect),
+        Resource("/v1/translate", POST=console.translate),
+        Resource("/v1/audience", GET=console.audience),
+        Resource("/v1/trace", GET=console.trace, PUT=console.begin_trace, DELETE=console.end_trace),
         Resource("/v1/log/{partition}", GET=api.partition),
         Resource("/v1/progress", GET=admin.progress),
         Resource("/v1/progress/{query}", POST=admin.advance, DELETE=admin.forget),
@@ -321,7 +335,7 @@ def application(api: Api, *, local: bool) -> ASGIApp:
     """The application; `local`: only this machine can reach it."""
     app = Starlette(
         routes=routes(api),
-        middleware=[Middleware(Doorman, local=local)],
+        middleware=[Middleware(Doorman, local=local, logins=api.console.logins)],
         exception_handlers={
             RefusedError: on_refused,
             EngineError: on_refused,
@@ -335,6 +349,7 @@ def application(api: Api, *, local: bool) -> ASGIApp:
 
 
 _ABOUT = f"""
+<!--missing-->
 <p>A message broker that speaks several wire protocols at once, and keeps what passes through it in
 a columnar log. This is version {__version__}.</p>
 <ul>
@@ -349,7 +364,11 @@ a columnar log. This is version {__version__}.</p>
 _STYLE = """\
 body { font: 16px/1.5 system-ui; max-width: 45em; margin: 2em auto; padding: 0 1em }
 dt { margin-top: .7em }
-small { color: #666 }
+small { color: #5d6878 }
+pre { overflow: auto; max-height: 20em; white-space: pre-wrap }
+@media (prefers-color-scheme: dark) {
+  body { background: #12161c; color: #e6eaf0 } a { color: #7db3ec } small { color: #9fabba }
+}
 """
 
 
@@ -360,7 +379,8 @@ def _operations(described: dict[str, Any]) -> str:
         for method, operation in operations.items():
             names = ", ".join(one["name"] for one in operation.get("parameters", []))
             text = " ".join(filter(None, (operation["summary"], operation.get("description", ""))))
-            lines.append(f"<dt><code>{method.upper()} {html.escape(path)}</code></dt>")
+            place = f'data-method="{method}" data-path="{html.escape(path)}"'
+            lines.append(f"<dt {place}><code>{method.upper()} {html.escape(path)}</code></dt>")
             lines.append(f"<dd>{html.escape(text)} <small>{html.escape(names)}</small></dd>")
     return "\n".join([*lines, "</dl>"])
 

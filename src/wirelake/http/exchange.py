@@ -27,6 +27,7 @@ from wirelake.address import MAX_NUMBER, check_number
 from wirelake.broker.rights import Rights
 from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
+from wirelake.http.logins import LoginError, Logins, has_cookie
 from wirelake.message import Message
 
 if TYPE_CHECKING:
@@ -128,12 +129,14 @@ async def on_refused(request: Request, error: Exception) -> Response:
         case TokenError():
             await _delays.wait(error.delay)
             return refused(error.code, error.text, 401)
+        case LoginError():
+            return refused(error.code, error.text, 401)
         case RangeError():
             return refused(error.code, error.text, 416, **error.told)
         case PreconditionError():
             return refused(error.code, error.text, 412)
         case RefusedError():
-            has_token = bool(request.headers.get("authorization"))
+            has_token = bool(request.headers.get("authorization")) or has_cookie(request)
             status = 401 if error.code == "unauthorized" and not has_token else 0
             return refused(error.code, error.text, status)
         case EngineError():
@@ -276,9 +279,10 @@ class Doorman:
     broker: by a request from a foreign origin, or by a name that leads to the loopback address.
     """
 
-    def __init__(self, app: ASGIApp, *, local: bool) -> None:
+    def __init__(self, app: ASGIApp, *, local: bool, logins: Logins) -> None:
         self._app = app
         self._local = local
+        self._logins = logins
         self._memory = Memory(BODIES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -286,6 +290,7 @@ class Doorman:
         if scope["type"] == "http":
             path = scope["raw_path"].decode("latin-1")
             scope = {**scope, "path": path, "memory": self._memory, "held": [0]}
+            scope["logins"] = self._logins
             headers = dict(scope["headers"])
             host = headers.get(b"host", b"").decode("latin-1")
             origin = headers.get(b"origin", b"").decode("latin-1")
@@ -327,18 +332,24 @@ def peer(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "?"
 
 
-def rights_of(request: Request, node: Node) -> Rights:
-    """What whoever sent this may do."""
+def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
+    """What whoever sent this may do; `reads`: it changes nothing, whatever its method."""
     given = request.headers.get("authorization", "")
     if not given:
-        return node.clients.rights_of_strangers
+        logins: Logins = request.scope["logins"]
+        return logins.rights(request, reads=reads) or node.clients.rights_of_strangers
     kind, _, token = given.partition(" ")
-    token = token.strip()
+    return rights_of_token(request, node, token.strip() if kind.lower() == "bearer" else None)
+
+
+def rights_of_token(request: Request, node: Node, given: str | None) -> Rights:
+    """What whoever has this token may do; a wrong one is a TokenError, answered with a delay."""
+    token = given or ""
     address = request.client.host if request.client else ""
     now = time.monotonic()
     if wait := node.clients.guesses.wait(address, token, now):
         raise TokenError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
-    rights = node.clients.rights_of_token(token) if kind.lower() == "bearer" else None
+    rights = None if given is None else node.clients.rights_of_token(token)
     if rights is None:
         error = TokenError("unauthorized", "the token is not known")
         error.delay = node.clients.guesses.failed_at(address, now)

@@ -202,8 +202,8 @@ def _pieces(
         else:
             batch = some = decode(stored.ipc)
             if is_cut:
-                some = _between(some, start, stop)
-            some = _matching(some, selection)
+                some = between(some, start, stop)
+            some = matching(some, selection)
             if left >= 0:
                 some = some.slice(0, left)
                 left -= some.num_rows
@@ -257,7 +257,7 @@ def _check_kept(engine: Engine, partition: int, at: int) -> None:
         raise EngineError(f"the rows up to {first} were deleted while they were read")
 
 
-def _between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
+def between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
     """The rows whose offsets are in [start, stop)."""
     offsets = batch.column("offset")
     begin = pc.sum(pc.less(offsets, start)).as_py() or 0
@@ -265,7 +265,7 @@ def _between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
     return batch.slice(begin, end - begin)
 
 
-def _matching(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
+def matching(batch: pa.RecordBatch, selection: Selection) -> pa.RecordBatch:
     """The rows that are selected, found by the dictionaries alone."""
     for expression in filter(None, (selection.pattern, selection.wanted)):
         addresses = batch.column("address")

@@ -57,6 +57,8 @@ _SCHEMAS: Json = {
             "priority": _COUNT,
             "ttl": _COUNT,
             "timestamp": _COUNT,
+            "time": _COUNT,
+            "dialect": _TEXT,
             "headers": {"type": "object", "additionalProperties": _TEXT},
             "sequence": _COUNT,
             "attempts": _COUNT,
@@ -80,6 +82,11 @@ _SCHEMAS: Json = {
         "description": "A queue's settings and its state.",
         "required": ["name", "mode", "messages", "ready", "held", "delayed", "consumers", "age"],
         "properties": {"name": _TEXT, "messages": _COUNT, "age": {"type": "number"}},
+    },
+    "Session": {
+        "type": "object",
+        "required": ["name", "admin", "open", "stranger", "rights", "csrf", "version"],
+        "properties": {"name": _TEXT, "admin": {"type": "boolean"}, "csrf": _TEXT},
     },
     "Partition": {
         "type": "object",
@@ -163,10 +170,20 @@ _KEY = _in_path("key", _ADDRESS)
 _QUERY_NAME = _in_path("query", {"type": "string", "minLength": 1, "maxLength": 245})
 _IF_MATCH = _in_header("If-Match", _TEXT, 'Only if the key has this revision: `"7"`; `*` is any.')
 _FILTERS = _list(_FILTER)
+_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 _RAW: Json = {"type": "string", "format": "binary"}
 
 _PATHS: dict[str, Json] = {
-    "/": {"get": _operation("about", "What this is.", {200: "text/html"})},
+    "/": {"get": _operation("about", "The console.", {200: "text/html", 304: None})},
+    "/console/{file}": {
+        "get": _operation(
+            "about",
+            "A file of the console.",
+            {200: _BYTES, 304: None},
+            _in_path("file", _TEXT),
+            errors=(404,),
+        )
+    },
     "/docs": {"get": _operation("about", "This interface, for people.", {200: "text/html"})},
     "/docs.css": {"get": _operation("about", "How these pages look.", {200: "text/css"})},
     "/openapi.json": {
@@ -198,6 +215,70 @@ _PATHS: dict[str, Json] = {
                     services=_list(_object(address=_TEXT, servers=_COUNT)),
                 )
             },
+        )
+    },
+    "/v1/session": {
+        "get": _operation("console", "Who this is, and what they may do.", {200: _ref("Session")}),
+        "post": _operation(
+            "console",
+            "Exchange a token for a cookie.",
+            {200: _ref("Session")},
+            errors=(413, 504),
+            body=_object(token=_TEXT),
+            text="The cookie stands for the token; with it, a request that changes something needs "
+            "the header `Wirelake-Csrf` with the word `csrf`, and a right `admin`.",
+        ),
+        "delete": _operation("console", "Log out.", {204: None}),
+    },
+    "/v1/live": {
+        "get": _operation(
+            "console",
+            "Figures once a second, and a tail, as server-sent events.",
+            {200: "text/event-stream"},
+            _in_query("part", _list(_TEXT), "Which figures: `overview`, `queues` and others."),
+            _in_query("filter", _FILTERS, "What is published there is shown, too."),
+            _in_query("rate", _COUNT, "Messages of the tail a second at most: 200."),
+            errors=(409, 413),
+        )
+    },
+    "/v1/rates": {
+        "get": _operation(
+            "operation",
+            "Messages and bytes of each of the last seconds, by dialect.",
+            {200: _object(second=_COUNT, dialects={"type": "object"})},
+            _in_query("seconds", {"type": "integer", "minimum": 1, "maximum": 3600}, "600."),
+        )
+    },
+    "/v1/access": {
+        "get": _operation(
+            "operation",
+            "The tokens by name and what they may do; without admin, one's own.",
+            {200: _object(tokens=_list({"type": "object"}))},
+        )
+    },
+    "/v1/access/may": {
+        "get": _operation(
+            "operation",
+            "May a token do something, and why not?",
+            {200: _object(allowed={"type": "boolean"}, why=_TEXT)},
+            _in_query("token", _TEXT, "Its name: one's own."),
+            _in_query(
+                "kind",
+                {"enum": [*_KINDS, "admin"]},
+                "What it wants to do.",
+                required=True,
+            ),
+            _in_query("address", _TEXT, "An address, or a filter."),
+            errors=(404, 413),
+        )
+    },
+    "/v1/connections/{number}": {
+        "delete": _operation(
+            "operation",
+            "Close a connection.",
+            {204: None},
+            _in_path("number", _COUNT),
+            errors=(404,),
         )
     },
     "/v1/connections": {
@@ -238,6 +319,15 @@ _PATHS: dict[str, Json] = {
             errors=(404,),
         )
     },
+    "/v1/queues/{name}/depths": {
+        "get": _operation(
+            "queues",
+            "How many messages there were in the last hour, and how old the next one was.",
+            {200: _object(every=_COUNT, messages=_list(_COUNT), age=_list(_COUNT))},
+            _NAME,
+            errors=(404,),
+        )
+    },
     "/v1/queues/{name}/purge": {
         "post": _operation(
             "queues",
@@ -255,6 +345,7 @@ _PATHS: dict[str, Json] = {
             _NAME,
             _in_query("to", _ADDRESS, "Where to; from `…/$dead`, where they came from."),
             _in_query("count", {"type": "integer", "minimum": 1}, "How many: all."),
+            _in_query("sequence", _list(_COUNT), "Just these, as `messages` has them; up to 90."),
             errors=(404, 409, 504),
         )
     },
@@ -375,6 +466,96 @@ _PATHS: dict[str, Json] = {
             errors=(404, 413, 416),
         )
     },
+    "/v1/rows": {
+        "get": _operation(
+            "log",
+            "Rows of the log as JSON, the newest first.",
+            {200: _object(rows=_list(_ref("Message")), more={"type": "boolean"})},
+            _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
+            _in_query("op", _list(_TEXT), "Only these ops."),
+            _in_query("dialect", _list(_TEXT), "Only what came in these dialects."),
+            _in_query("text", _TEXT, "Only rows that have this in an address, id or payload."),
+            _in_query("id", _TEXT, "Only rows with this id or correlation id."),
+            _in_query("header", _TEXT, "Only rows with this header: `NAME` or `NAME=VALUE`."),
+            _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601."),
+            _in_query("time_to", _TEXT, "Without what was received then or later."),
+            _in_query("before", _TEXT, "To go on: the answer's `before`, as `0:17,1:4`."),
+            _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 100000}, "100."),
+            _in_query("format", {"enum": ["json", "jsonl", "csv"]}, "A file, oldest row first."),
+            errors=(413,),
+            text="After a few seconds without enough rows the answer says where to go on. JSON has "
+            "at most 1000 rows.",
+        )
+    },
+    "/v1/histogram": {
+        "get": _operation(
+            "log",
+            "How many rows were received when.",
+            {200: _object(start=_COUNT, stop=_COUNT, width=_COUNT, counts=_list(_COUNT))},
+            _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601: the first row."),
+            _in_query("time_to", _TEXT, "The end: the last row."),
+            _in_query("buckets", {"type": "integer", "minimum": 1, "maximum": 240}, "60."),
+        )
+    },
+    "/v1/sql": {
+        "post": _operation(
+            "log",
+            "Run a statement of DuckDB over the latest rows, as the table `log`.",
+            {200: _object(columns=_list(_TEXT), rows=_list({"type": "array"}), of=_COUNT)},
+            errors=(404, 413, 504),
+            body=_object(sql=_TEXT) | {"examples": [{"sql": "SELECT count(*) FROM log"}]},
+            text="For operators, where DuckDB is installed; in a process of its own, with limits.",
+        )
+    },
+    "/v1/inspect": {
+        "post": _operation(
+            "console",
+            "What is in these bytes, and where.",
+            {200: _object(dialect=_TEXT, messages=_list({"type": "object"}), count=_COUNT)},
+            _in_query("dialect", _TEXT, "What they are written in; else told from the bytes."),
+            errors=(413, 504),
+            body=_RAW,
+            needs_body=False,
+            content=_BYTES,
+        )
+    },
+    "/v1/translate": {
+        "post": _operation(
+            "console",
+            "A message in every dialect, and what each of them loses.",
+            {200: _object(translations=_list({"type": "object"}))},
+            errors=(413, 504),
+            body=_ref("Message"),
+        )
+    },
+    "/v1/audience": {
+        "get": _operation(
+            "operation",
+            "Who would get what is published to an address now.",
+            {200: _object(kind=_TEXT, count=_COUNT, who=_list({"type": "object"}))},
+            _in_query("address", _ADDRESS, "The address.", required=True),
+            errors=(413,),
+        )
+    },
+    "/v1/trace": {
+        "get": _operation(
+            "operation",
+            "What the latest trace has seen.",
+            {
+                200: _object(
+                    filter=_TEXT, left={"type": "number"}, messages=_list({"type": "object"})
+                )
+            },
+        ),
+        "put": _operation(
+            "operation",
+            "Trace the deliveries of a filter for a minute.",
+            {200: _object(filter=_TEXT, left={"type": "number"})},
+            errors=(413, 504),
+            body=_object(filter=_FILTER),
+        ),
+        "delete": _operation("operation", "End the trace.", {204: None}),
+    },
     "/v1/progress": {
         "get": _operation(
             "log",
@@ -397,6 +578,10 @@ _PATHS: dict[str, Json] = {
         ),
     },
 }
+
+
+_ROWS = _PATHS["/v1/rows"]["get"]["responses"]["200"]["content"]
+_ROWS.update({"application/jsonl": {}, "text/csv": {}})
 
 
 def description() -> Json:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
 from itertools import islice
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -39,6 +40,9 @@ from wirelake.http.rows import CHUNK, Rows
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 from wirelake.wire.arrow import from_arrow
+
+if TYPE_CHECKING:
+    from wirelake.broker.endpoint import Endpoint, Policy
 
 #: How often a comment is sent on a silent event stream, so that either end sees the other live.
 KEEP_ALIVE = 15.0
@@ -236,6 +240,36 @@ def _with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
     return batch.set_column(at, "id", pc.if_else(pc.equal(ids, ""), made, ids))
 
 
+class _Subscriber(LocalSession):
+    """A session that notes, for all that is written at once, who published it when."""
+
+    observes = True
+
+    def __init__(self, node: Node, link: LocalLink, rights: Rights, now: float) -> None:
+        super().__init__(node, link, rights, now)
+        self._notes: deque[dict[str, object]] = deque()
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send frames."""
+        if self.link.is_open:  # type: ignore[attr-defined]  # it is a LocalLink
+            note: dict[str, object] = {"time": self.node.vitals.timestamp(self.node.vitals.now)}
+            if sender is not None:
+                note["dialect"] = sender.dialect
+                if sender.client_id:
+                    note["source"] = sender.client_id
+            self._notes.append(note)
+        super().write(data, policy, sender)
+
+    def note(self) -> dict[str, object]:
+        """From another thread: who published what is taken next from the link."""
+        return self._notes.popleft()
+
+
 class Events:
     """What is published to some filters, as server-sent events; the broker sees a subscriber."""
 
@@ -247,7 +281,7 @@ class Events:
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._link = LocalLink(peer, self._wake)
-        self._session: LocalSession | None = None
+        self._session: _Subscriber | None = None
 
     async def open(self) -> None:
         """Subscribe, or be refused."""
@@ -255,8 +289,7 @@ class Events:
 
     def _open(self) -> None:
         now = time.monotonic()
-        self._session = LocalSession(self._node, self._link, self._rights, now)
-        self._session.observes = True
+        self._session = _Subscriber(self._node, self._link, self._rights, now)
         try:
             for filter in self._filters:
                 require(
@@ -290,11 +323,12 @@ class Events:
     async def stream(self) -> AsyncGenerator[bytes]:
         """The events, until either side ends it."""
         feed = Feed("boson-binary", limits=self._node.limits)
+        assert self._session is not None
         yield b": events of " + " ".join(self._filters).encode() + b"\n\n"
         while True:
             self._changed.clear()
             while (frames := self._link.take()) is not None:
-                for events in _events(feed, frames):
+                for events in _events(feed, frames, self._session.note()):
                     yield events
                 self._link.sent()
             if not self._link.is_open:
@@ -315,6 +349,11 @@ class Reader:
             raise RefusedError("unauthorized", "the rights of this token have changed")
         self._session = LocalSession(node, LocalLink(peer, bool), rights, time.monotonic())
 
+    @property
+    def is_revoked(self) -> bool:
+        """Are the rights gone with which the request began?"""
+        return self._session.is_revoked
+
     def close(self) -> None:
         """On the broker's thread: the request is done."""
         self._session.lost("done")
@@ -330,10 +369,10 @@ class Reader:
                 yield piece
 
 
-def _events(feed: Feed, frames: bytes | memoryview) -> Iterator[bytes]:
-    """Frames as server-sent events, not too many at once."""
+def _events(feed: Feed, frames: bytes | memoryview, note: dict[str, object]) -> Iterator[bytes]:
+    """Frames as server-sent events with who published them when, not too many at once."""
     for table in feed.receive(frames):
         rows = table.messages()
         while some := list(islice(rows, EVENTS_AT_ONCE)):
-            lines = (b"data: " + _encode(as_json(message)) + b"\n\n" for message in some)
-            yield b"".join(lines)
+            told = (as_json(message, **note) for message in some)
+            yield b"".join(b"data: " + _encode(one) + b"\n\n" for one in told)

@@ -26,6 +26,11 @@ class Access:
         self._by_hash = [(token.hash, _rights(token)) for token in tokens]
         self._by_name = {rights.name: rights for _, rights in self._by_hash}
 
+    @property
+    def all(self) -> list[Rights]:
+        """All rights that somebody may have."""
+        return [self.strangers, *(rights for _, rights in self._by_hash)]
+
     def of_token(self, token: str) -> Rights | None:
         """The rights of whoever has this token, None where it is not known."""
         if not self._by_hash:

@@ -267,6 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
+            self._hub.node.traffic.deliveries.add(time.monotonic() - now)
             self._keep(data, used, 0 if self._is_held() else session.scanner.need, now)
 
     def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
@@ -297,6 +298,7 @@ class Connection(asyncio.BufferedProtocol):
             dialect = detect(data, self._family)
         except ProtocolError as error:
             node.vitals.counters["protocol_errors"] += 1
+            node.traffic.fault(self.peer, error, data, error.offset, secret=True)
             log.warning("%s: %s", self.peer, error)
             self.write(error.answer)
             self.close()

@@ -154,6 +154,7 @@ class Server:
         node.clients.rights_of_token = access.of_token
         node.clients.rights_of_strangers = access.strangers
         node.clients.current_rights = access.succeeding
+        node.clients.all_rights = access.all
         self._hub.rights_of_certificate = access.of_certificate
         for connection in list(self._hub.connections):
             session = connection.session

@@ -1,0 +1,92 @@
+"""One statement of SQL over rows of the log, in a process of its own: `python sql_process.py`.
+
+Standard input has a line of JSON, `{"sql": …, "streams": …, "rows": …}`, then so many Arrow streams
+with the rows of the table `log`. Standard output gets one JSON object: columns and rows, or an
+error.
+
+The process holds itself to its limits: memory and seconds of processor by the system, memory and
+threads of DuckDB by DuckDB, which may neither open files nor load extensions nor change that.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import Any, BinaryIO
+
+#: Bytes that the process may have, that DuckDB may use of them, and seconds of processor.
+MEMORY = 3 << 30
+DUCKDB_MEMORY = "768MB"
+SECONDS = 20
+#: The longest text of a cell, and all of an answer, in bytes.
+LONGEST = 2_000
+MOST_BYTES = 4 << 20
+
+
+def main(source: BinaryIO, target: BinaryIO) -> None:
+    """Read a statement and rows, run the one over the other, write what comes of it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    wanted = json.loads(source.readline())
+    try:
+        told = run(wanted, source)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the page is told
+        told = {"error": str(error).partition("\n\n")[0] or type(error).__name__}
+    target.write(json.dumps(told).encode())
+
+
+def run(wanted: dict[str, Any], source: BinaryIO) -> dict[str, Any]:
+    """Columns, rows, and whether there are more rows."""
+    import duckdb
+    import pyarrow as pa
+
+    tables = []
+    for _ in range(wanted["streams"]):
+        with pa.ipc.open_stream(source) as stream:
+            tables.append(stream.read_all())
+    log = pa.concat_tables([table.unify_dictionaries() for table in tables])
+    connection = duckdb.connect(
+        config={
+            "threads": "1",
+            "memory_limit": DUCKDB_MEMORY,
+            "temp_directory": "",
+            "autoinstall_known_extensions": "false",
+            "autoload_known_extensions": "false",
+            "python_enable_replacements": "false",
+        }
+    )
+    connection.register("log", log)
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    result = connection.execute(wanted["sql"])
+    names = [one[0] for one in result.description or ()]
+    most = wanted["rows"]
+    found = result.fetchmany(most + 1) if names else []
+    rows: list[list[Any]] = []
+    size = 0
+    for row in found[:most]:
+        cells = [_cell(value) for value in row]
+        size += sum(len(str(cell)) for cell in cells)
+        if size > MOST_BYTES:
+            break
+        rows.append(cells)
+    return {"columns": names, "rows": rows, "more": len(found) > len(rows), "of": log.num_rows}
+
+
+def _cell(value: Any) -> Any:
+    """A value as JSON has it, as far as it does."""
+    if isinstance(value, bytes):
+        try:
+            value = value.decode()
+        except UnicodeDecodeError:
+            value = value.hex(" ")
+    if isinstance(value, bool | int | float) or value is None:
+        return value if value is None or abs(value) < 1 << 53 else str(value)
+    text = value if isinstance(value, str) else str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,99 @@
+// Message: the way of one message, from the log, from a trace, or as it would be now.
+
+import { ask, attempt, clock, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
+import { Card, Dialect, Message, Payload, T, Table } from "../parts.js";
+
+/** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
+export default function Way({ session, query }) {
+  const [form, setForm] = useState({ address: query.get("address") ?? "", id: query.get("id") ?? "" });
+  const address = query.get("address") ?? "";
+  const id = query.get("id") ?? "";
+  const time = Number(query.get("time") ?? 0);
+  const submit = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    location.hash = to("message", { address: form.address, ...(form.id && { id: form.id }) });
+  };
+  return html`<div class="top"><h1>Message</h1><p class="soft">Who sent it, where it went in which dialect, what was lost, and when.</p></div>
+    <div class="cards"><${Card} title="Which message" wide=${true}><form class="form" onSubmit=${submit}>
+        <label class="field">Address<input class="mono" required value=${form.address} onInput=${(/** @type {any} */ e) => setForm({ ...form, address: e.target.value })} /></label>
+        <label class="field">Id or correlation id<input class="mono" value=${form.id} onInput=${(/** @type {any} */ e) => setForm({ ...form, id: e.target.value })} /></label>
+        <span class="row"><button class="main">Show</button></span></form>
+        <p class="soft">Or pick one in <a href=${to("explore")}>Explore</a> or in the <a href=${to("log")}>Log</a>.</p><//>
+      ${address && html`<${Steps} key=${`${address} ${id} ${time}`} address=${address} id=${id} time=${time} session=${session} />`}
+      ${session.admin && html`<${Trace} filter=${address} />`}
+    </div>`;
+}
+
+/** @param {{address: string, id: string, time: number, session: import("../lib.js").Session}} props */
+function Steps({ address, id, time, session }) {
+  const parameters = new URLSearchParams({ filter: address, limit: id ? "100" : "20", ...(id ? { id } : time ? { time_from: String(time), time_to: String(time + 1) } : {}) });
+  const rows = useAnswer(() => (session.log ? ask(`/v1/rows?${parameters}`) : Promise.resolve({ rows: [] })), [address, id, time]);
+  const audience = useAnswer(() => (session.admin ? ask(`/v1/audience?${new URLSearchParams({ address })}`) : Promise.resolve(null)), [address]);
+  const [message, setMessage] = useState(/** @type {any} */ (null));
+  const translated = useAnswer(async () => {
+    if (!message) return null;
+    const keys = ["address", "payload", "base64", "id", "correlation_id", "source", "priority", "ttl", "headers"];
+    return ask("/v1/translate", { method: "POST", body: Object.fromEntries(keys.filter((key) => message[key]).map((key) => [key, message[key]])) });
+  }, [message]);
+  const found = [...(rows.value?.rows ?? [])].reverse();
+  useEffect(() => { if (found.length) setMessage(found[0]); }, [rows.value]);
+  const first = found[0]?.time;
+  const lost = Object.fromEntries((translated.value?.translations ?? []).map((/** @type {any} */ one) => [one.dialect, one.refused ? `cannot be said: ${one.refused.replaceAll("_", " ")}` : one.lost.join(", ").replaceAll("_", " ") || "nothing"]));
+  return html`<${Card} title="In the log" wide=${true} aside=${id ? html`all that has the id <${T} v=${id} />` : time ? `received at ${when(time)}` : "the latest"}>
+      ${rows.error && html`<p class="bad" role="alert">${rows.error}</p>`}
+      <${Table} name="Steps" rows=${found} id=${(/** @type {any} */ one) => `${one.partition}:${one.offset}`} onPick=${setMessage} selected=${message && `${message.partition}:${message.offset}`} empty=${rows.value ? "The log has nothing of it." : "Loading."} columns=${[
+        { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap">${clock(one.time)}</button>` },
+        { key: "after", title: "after", number: true, show: (/** @type {any} */ one) => (id && one.time > first ? `${((one.time - first) / 1000).toFixed(1)} ms` : "") },
+        { key: "op", title: "what", show: (/** @type {any} */ one) => html`${NAMES[one.op] ?? one.op}${one.headers?.["$attempt"] > 1 ? `, attempt ${one.headers["$attempt"]}` : ""}${one.headers?.["dead.reason"] ? html`: <${T} v=${one.headers["dead.reason"]} />` : ""}` },
+        { key: "source", title: "by" },
+        { key: "target", title: "to" },
+        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+        { key: "id", title: "id", show: (/** @type {any} */ one) => html`<a href=${to("message", { address: one.address, id: one.id || one.correlation_id || "" })}><${T} v=${one.id || one.correlation_id} /></a>` },
+      ]} /><//>
+    ${message && html`<${Card} title="The message"><${Message} message=${message} /><//>`}
+    ${audience.value && html`<${Card} title="Who would get it now" aside=${`${audience.value.kind}${audience.value.captured ? ", captured in the log" : ", not captured"}`}>
+      <${Table} name="Receivers" rows=${audience.value.who} id=${(/** @type {any} */ one) => one.number} empty="Nobody." columns=${[
+        { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>` },
+        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+        { key: "lost", title: "lost in translation", show: (/** @type {any} */ one) => lost[one.dialect] ?? "" },
+      ]} /><//>`}`;
+}
+
+/** @type {Record<string, string>} */
+const NAMES = { publish: "published", enqueue: "put into the queue", deliver: "delivered", ack: "acknowledged", nack: "given back", dead: "became a dead letter", request: "asked", reply: "answered", error: "failed", set: "key written", del: "key removed", direct: "sent to a client" };
+
+/** Real deliveries of a filter, for a while. @param {{filter: string}} props */
+function Trace({ filter }) {
+  const [wanted, setWanted] = useState(filter);
+  const [told, setTold] = useState(/** @type {any} */ (null));
+  const [chosen, setChosen] = useState(/** @type {any} */ (null));
+  const look = () => ask("/v1/trace").then(setTold, () => {});
+  useEffect(() => {
+    look();
+    const timer = setInterval(look, 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const begin = (/** @type {Event} */ event) => {
+    event.preventDefault();
+    attempt(() => ask("/v1/trace", { method: "PUT", body: { filter: wanted } }), "Tracing.").then(look);
+  };
+  const rows = [...(told?.messages ?? [])].reverse();
+  return html`<${Card} title="Trace of a filter" wide=${true} aside=${told?.filter ? html`<${T} v=${told.filter} />: ${told.messages.length} messages; ${told.left > 0 ? `ends in ${Math.ceil(told.left)} s` : "has ended"}` : "what is really delivered, with the bytes; it ends by itself"}>
+    <form class="row" onSubmit=${begin}><input class="grow mono" aria-label="Filter to trace" required placeholder="house/#" value=${wanted} onInput=${(/** @type {any} */ e) => setWanted(e.target.value)} />
+      <button class="main">Trace for a minute</button><button type="button" disabled=${!(told?.left > 0)} onClick=${() => attempt(() => ask("/v1/trace", { method: "DELETE" }), "Ended.").then(look)}>End</button></form>
+    <${Table} name="Traced messages" rows=${rows} most=${100} id=${(/** @type {any} */ one) => one.number} onPick=${setChosen} selected=${chosen?.number} empty="Nothing was traced." columns=${[
+      { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap">${clock(one.time)}</button>` },
+      { key: "address", title: "address", wide: true },
+      { key: "source", title: "from", show: (/** @type {any} */ one) => html`<${T} v=${one.source || one.peer} />` },
+      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+      { key: "deliveries", title: "delivered to", number: true, value: (/** @type {any} */ one) => one.deliveries.length, show: (/** @type {any} */ one) => one.deliveries.length },
+      { key: "size", title: "bytes", number: true },
+    ]} />
+    ${chosen && html`<h3>Delivered to</h3><${Table} name="Deliveries" rows=${chosen.deliveries} empty="Nobody." columns=${[
+      { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<${T} v=${one.id || one.peer} />` },
+      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+      { key: "size", title: "bytes", number: true },
+      { key: "lost", title: "lost", show: (/** @type {any} */ one) => (one.lost?.length ? html`<span class="warn">${one.lost.join(", ")}</span>` : one.size ? "nothing" : "cannot be said") },
+      { key: "base64", title: "frame", wide: true, show: (/** @type {any} */ one) => one.base64 && html`<details><summary>show</summary><${Payload} message=${{ base64: one.base64 }} /></details>` },
+    ]} />`}<//>`;
+}

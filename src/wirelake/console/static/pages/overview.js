@@ -1,0 +1,146 @@
+// Overview: is all well, what passes, and what needs somebody.
+
+import { ask, bytes, count, duration, html, perSecond, short, to, useEffect, useLive, useState, visible, when } from "../lib.js";
+import { Card, Chart, Dialect, Legend, T, Table, Tile } from "../parts.js";
+
+const SPANS = [["5 min", 300], ["20 min", 1200], ["1 h", 3600]];
+
+/** @param {{session: import("../lib.js").Session}} props */
+export default function Overview({ session }) {
+  const { figures, problem } = useLive(["overview", ...(session.admin ? [] : ["queues"])]);
+  const now = figures?.overview;
+  if (problem) return html`<p class="bad" role="alert">${problem}</p>`;
+  if (!now) return html`<p class="soft">Loading.</p>`;
+  return html`<div class="top"><h1>Overview</h1><p class="grow">${sentence(now)}</p></div>
+    ${session.admin ? html`<${Figures} now=${now} />` : html`<${Small} queues=${figures.queues?.queues ?? []} />`}`;
+}
+
+/** Health in one sentence. @param {any} now */
+function sentence(now) {
+  if (now.state === "trouble") return html`<strong class="bad">Nothing can be written: ${visible(now.trouble || "see the log of the broker")}.</strong>`;
+  if (now.state === "behind") return html`<strong class="warn">The disk is behind by ${bytes(now.backlog)}, so publishers wait.</strong>`;
+  const wrong = problems(now);
+  if (wrong.length) return html`<strong class="warn">All that is accepted is kept; ${wrong.length === 1 ? "one thing needs" : `${wrong.length} things need`} a look.</strong>`;
+  return html`<strong class="good">All is well: all that is accepted is kept.</strong>`;
+}
+
+/** What is wrong now, each with the page where it is mended. @param {any} now */
+function problems(now) {
+  /** @type {{text: string, href: string}[]} */
+  const found = [];
+  if (now.trouble) found.push({ text: `Nothing can be written: ${now.trouble}`, href: to("trouble") });
+  if (now.waiting) found.push({ text: `${now.waiting} clients wait for a slow subscriber or for the disk`, href: to("connections") });
+  if (now.outbox > now.outbox_most / 2) found.push({ text: `${bytes(now.outbox)} wait for slow subscribers`, href: to("connections") });
+  for (const queue of now.queues ?? []) {
+    const href = to("queues", { name: queue.name });
+    if (queue.name.endsWith("/$dead") && queue.messages) found.push({ text: `${count(queue.messages)} dead letters in ${queue.name}`, href });
+    else if (queue.ready && !queue.consumers && queue.age > 60) found.push({ text: `${queue.name} has messages and no consumer`, href });
+    else if (queue.max_messages && queue.messages > 0.9 * queue.max_messages) found.push({ text: `${queue.name} is nearly full`, href });
+  }
+  for (const [name, lag] of Object.entries(now.queries ?? {})) {
+    if (lag > 1e6) found.push({ text: `The query ${name} is ${short(lag)} rows behind`, href: to("spark") });
+  }
+  return found;
+}
+
+/** @param {{now: any}} props */
+function Figures({ now }) {
+  const [span, setSpan] = useState(300);
+  const [what, setWhat] = useState("received");
+  const history = useRates(span, now);
+  const sum = (/** @type {string} */ name) => Object.values(now.rates).reduce((all, /** @type {any} */ one) => all + one[name], 0);
+  const sessions = Object.values(now.sessions).reduce((all, one) => all + one, 0);
+  const lag = Object.values(now.queries).reduce((most, one) => Math.max(most, one), 0);
+  const wrong = problems(now);
+  const format = what.startsWith("bytes") ? (/** @type {number} */ value) => `${bytes(value)}/s` : (/** @type {number} */ value) => `${short(value)}/s`;
+  const series = Object.entries(history.dialects)
+    .filter(([, one]) => one[what].some((/** @type {number} */ value) => value))
+    .map(([name, one]) => ({ name, values: one[what] }));
+  return html`<div class="tiles">
+      <${Tile} name="messages in" value=${perSecond(sum("received")) || "0/s"} href=${to("explore")} />
+      <${Tile} name="messages out" value=${perSecond(sum("delivered")) || "0/s"} href=${to("flow")} />
+      <${Tile} name="bytes in" value=${`${bytes(sum("bytes_in"))}/s`} />
+      <${Tile} name="connections" value=${count(sessions)} href=${to("connections")} />
+      <${Tile} name="in queues" value=${count(now.queued)} href=${to("queues")} />
+      <${Tile} name="log on disk" value=${bytes(now.disk)} href=${to("log")} />
+      <${Tile} name="rows of lag" value=${count(lag)} href=${to("spark")} />
+      <${Tile} name="needs a look" value=${wrong.length} kind=${wrong.length ? "warn" : "good"} href=${to("trouble")} />
+    </div>
+    <div class="cards">
+      ${wrong.length ? html`<${Card} title="What is wrong now" wide=${true}><ul>${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a></li>`)}</ul><//>` : null}
+      <${Card} wide=${true} title="Rates by dialect" aside=${html`<span class="row">
+          <select aria-label="What is shown" value=${what} onChange=${(/** @type {any} */ e) => setWhat(e.target.value)}>
+            <option value="received">messages in</option><option value="delivered">messages out</option>
+            <option value="bytes_in">bytes in</option><option value="bytes_out">bytes out</option></select>
+          ${SPANS.map(([name, seconds]) => html`<button aria-pressed=${String(span === seconds)} class=${span === seconds ? "main" : ""} onClick=${() => setSpan(Number(seconds))}>${name}</button>`)}
+        </span>`}>
+        <${Chart} times=${history.times} series=${series} format=${format} label="Rates by dialect" height=${210} />
+        <${Legend} series=${series} /><//>
+      <${Card} title="Top talkers" aside=${html`<a href=${to("connections")}>all connections</a>`}>
+        <${Table} name="Top talkers" id=${(/** @type {any} */ one) => one.number} rows=${now.talkers} empty="Nobody is connected." columns=${[
+          { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<${T} v=${one.id || one.peer} />` },
+          { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+          { key: "rate_in", title: "in", number: true, show: (/** @type {any} */ one) => perSecond(one.rate_in) || "0" },
+          { key: "rate_out", title: "out", number: true, show: (/** @type {any} */ one) => perSecond(one.rate_out) || "0" },
+        ]} /><//>
+      <${Card} title="Longest queues" aside=${html`<a href=${to("queues")}>all ${now.queue_count}</a>`}>
+        <${Queues} rows=${now.queues} /><//>
+      <${Card} title="Clients by dialect">
+        <${Table} name="Clients by dialect" sort="-count" rows=${Object.entries(now.sessions).map(([dialect, sum]) => ({ dialect, count: sum, ...(now.rates[dialect] ?? {}) }))} columns=${[
+          { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+          { key: "count", title: "clients", number: true },
+          { key: "received", title: "in", number: true, show: (/** @type {any} */ one) => perSecond(one.received) || "0" },
+          { key: "delivered", title: "out", number: true, show: (/** @type {any} */ one) => perSecond(one.delivered) || "0" },
+        ]} /><//>
+      <${Card} title="Latest events" aside=${html`<a href=${to("trouble")}>all</a>`}>
+        ${now.events.length ? [...now.events].reverse().map((one) => html`<p><span class="soft">${when(one.time)}</span> <strong>${one.event.replaceAll("_", " ")}</strong> <${T} v=${one.text} /></p>`) : html`<p class="soft">None so far.</p>`}<//>
+    </div>`;
+}
+
+/** The rates of the last seconds, asked for once and then kept up to date. @param {number} span @param {any} now */
+function useRates(span, now) {
+  const [history, setHistory] = useState(/** @type {{second: number, dialects: any}} */ ({ second: 0, dialects: {} }));
+  useEffect(() => {
+    let current = true;
+    ask(`/v1/rates?seconds=${span}`).then((told) => current && setHistory(told), () => {});
+    return () => {
+      current = false;
+    };
+  }, [span]);
+  useEffect(() => {
+    if (!now.second || now.second <= history.second) return;
+    if (now.second - history.second > 5 && history.second) {
+      ask(`/v1/rates?seconds=${span}`).then(setHistory, () => {});
+      return;
+    }
+    const dialects = { ...history.dialects };
+    for (const name of new Set([...Object.keys(dialects), ...Object.keys(now.rates)])) {
+      const old = dialects[name] ?? {};
+      dialects[name] = Object.fromEntries(
+        ["received", "delivered", "bytes_in", "bytes_out"].map((what) => [
+          what,
+          [...(old[what] ?? new Array(span).fill(0)).slice(1 - span), now.rates[name]?.[what] ?? 0],
+        ]),
+      );
+    }
+    setHistory({ second: now.second, dialects });
+  }, [now.second]);
+  const times = Array.from({ length: span }, (_, at) => history.second - span + 1 + at);
+  return { times, dialects: history.dialects };
+}
+
+/** @param {{rows: any[]}} props */
+function Queues({ rows }) {
+  return html`<${Table} name="Longest queues" rows=${rows} id=${(/** @type {any} */ one) => one.name} empty="There are no queues." columns=${[
+    { key: "name", title: "queue", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("queues", { name: one.name })}><${T} v=${one.name} /></a>` },
+    { key: "messages", title: "messages", number: true, show: (/** @type {any} */ one) => count(one.messages) },
+    { key: "consumers", title: "consumers", number: true },
+    { key: "age", title: "age", number: true, show: (/** @type {any} */ one) => (one.age ? duration(one.age) : "–") },
+  ]} />`;
+}
+
+/** @param {{queues: any[]}} props */
+function Small({ queues }) {
+  return html`<div class="cards"><${Card} title="Queues that this token may consume"><${Queues} rows=${queues} /><//>
+    <${Card} title="What this token sees"><p>Rates and connections are for tokens with the right <code>admin</code>. The pages on the left show what this token may read.</p><//></div>`;
+}

@@ -1,0 +1,250 @@
+"""What a page of the console is told as it happens: one stream of server-sent events a page.
+
+A stream has figures, once a second, of the parts that its page asks for, and perhaps a tail: the
+messages that are published to some filters. The broker sees one session; it ends with its rights.
+
+A tail never makes anybody wait. The broker writes to it like to any subscriber, but what is written
+while `ROOM` bytes wait is thrown away and counted, and of what is taken only so many messages a
+second are decoded. The page is told how many it did not get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wirelake.broker.local import FORM, LocalLink, LocalSession
+from wirelake.dialects.codec import scanner
+from wirelake.errors import ProtocolError, RefusedError
+from wirelake.http.exchange import as_json, require
+from wirelake.http.gate import Gate
+from wirelake.http.payloads import shown as as_payload
+from wirelake.wire import FrameTable
+
+if TYPE_CHECKING:
+    from wirelake.broker.endpoint import Endpoint, Policy
+    from wirelake.broker.node import Node
+    from wirelake.broker.rights import Rights
+
+#: Streams at a time.
+MOST_LIVE = 128
+#: Bytes of a tail that may wait; what comes beyond them is not shown.
+ROOM = 1 << 20
+#: Messages a second that a tail shows at most, and filters that it has.
+MOST_RATE = 2_000
+MOST_FILTERS = 16
+#: How often a page hears of new messages, and of figures (seconds).
+TURN = 0.1
+FIGURES = 1.0
+#: A longer payload is cut in a tail; the log has it whole.
+LONGEST = 4096
+
+_encode = msgspec.json.Encoder().encode
+
+#: Makes one part of the figures.
+Part = Callable[["Rights"], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Frames that were written at once, and who published them when."""
+
+    frames: bytes
+    dialect: str
+    source: str
+    peer: str
+    time: int
+
+
+class _Tail(LocalSession):
+    """A subscriber that never fills: what there is no room for is skipped, and counted in bytes."""
+
+    observes = True
+
+    def __init__(self, node: Node, link: LocalLink, rights: Rights, now: float) -> None:
+        super().__init__(node, link, rights, now)
+        self._lock = threading.Lock()
+        self._chunks: deque[_Chunk] = deque()
+        self._waiting = 0
+        self._skipped = 0
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Keep frames for the page, if there is room."""
+        with self._lock:
+            if self._waiting + len(data) > ROOM:
+                self._skipped += len(data)
+                return
+            dialect = sender.dialect if sender is not None else ""
+            peer = sender.link.peer if sender is not None else ""
+            source = sender.client_id if sender is not None else ""
+            moment = self.node.vitals.timestamp(self.node.vitals.now)
+            self._chunks.append(_Chunk(bytes(data), dialect, source, peer, moment))
+            self._waiting += len(data)
+
+    def take(self) -> tuple[list[_Chunk], int]:
+        """From another thread: what has come, and the bytes that were thrown away."""
+        with self._lock:
+            chunks, skipped = list(self._chunks), self._skipped
+            self._chunks.clear()
+            self._waiting = self._skipped = 0
+        return chunks, skipped
+
+
+class Live:
+    """One stream to one page."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        rights: Rights,
+        peer: str,
+        parts: dict[str, Part],
+        filters: list[str],
+        rate: int,
+    ) -> None:
+        self._gate = gate
+        self._node = gate.node
+        self._rights = rights
+        self._parts = parts
+        self._filters = filters
+        self._rate = rate
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._link = LocalLink(peer, self._wake)
+        self._session: _Tail | None = None
+        self._table = FrameTable(1024)
+        # Messages that may be shown now: a second's worth at most, so that bursts are shown whole.
+        self._tokens = float(rate)
+        self._taken = self._loop.time()
+
+    async def open(self) -> None:
+        """Subscribe, or be refused."""
+        await self._gate.ask(self._open)
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        self._session = _Tail(self._node, self._link, self._rights, now)
+        try:
+            for filter in self._filters:
+                require(self._session.rights, "subscribe", filter)
+                if filter in self._node.queues:
+                    text = f"{filter} is a queue: the page Queues shows what is in it"
+                    raise RefusedError("conflict", text)
+                self._node.topics.subscribe(self._session, filter, now)
+        except RefusedError:
+            self._session.lost("refused")
+            raise
+
+    def _wake(self) -> None:
+        """From the broker's thread: the session has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        except RuntimeError:
+            return  # HTTP has stopped
+
+    def end(self) -> None:
+        """Let the stream end."""
+        self._link.is_open = False
+        self._changed.set()
+
+    def close(self) -> None:
+        """The page is gone: let the broker know."""
+        if (session := self._session) is not None:
+            self._gate.tell(lambda: session.lost("closed by the page"))
+
+    async def stream(self) -> AsyncGenerator[bytes]:
+        """The events, until either side ends it."""
+        assert self._session is not None
+        next_figures = self._loop.time()
+        while self._link.is_open:
+            now = self._loop.time()
+            if now >= next_figures:
+                next_figures = max(next_figures + FIGURES, now)
+                yield await self._figures()
+            if self._filters and (shown := self._messages(self._session)):
+                yield shown
+            wait = TURN if self._filters else next_figures - self._loop.time()
+            try:
+                await asyncio.wait_for(self._changed.wait(), max(0.01, wait))
+            except TimeoutError:
+                continue
+            self._changed.clear()
+        yield b"event: end\ndata: {}\n\n"
+
+    async def _figures(self) -> bytes:
+        assert self._session is not None
+        told: dict[str, Any] = {}
+        for name, make in self._parts.items():
+            try:
+                told[name] = await make(self._session.rights)
+            except RefusedError as error:
+                told[name] = {"error": error.code, "text": error.text}
+        return b"event: figures\ndata: " + _encode(told) + b"\n\n"
+
+    def _messages(self, session: _Tail) -> bytes:
+        """What came since the last turn, as far as the rate allows."""
+        chunks, skipped_bytes = session.take()
+        if not chunks and not skipped_bytes:
+            return b""
+        now = self._loop.time()
+        self._tokens = min(float(self._rate), self._tokens + self._rate * (now - self._taken))
+        self._taken = now
+        room = int(self._tokens)
+        shown: list[dict[str, Any]] = []
+        skipped = 0
+        for chunk in reversed(chunks):  # the newest are shown
+            rows, count = self._rows(chunk, room - len(shown))
+            skipped += count - len(rows)
+            shown += reversed(rows)
+        shown.reverse()
+        self._tokens -= len(shown)
+        told = {"messages": shown, "skipped": skipped, "skipped_bytes": skipped_bytes}
+        return b"event: messages\ndata: " + _encode(told) + b"\n\n"
+
+    def _rows(self, chunk: _Chunk, most: int) -> tuple[list[dict[str, Any]], int]:
+        """The last messages of a chunk, at most so many, and how many there are in all."""
+        reader = scanner(FORM, self._node.limits)
+        table, frames = self._table, memoryview(chunk.frames)
+        rows: list[dict[str, Any]] = []
+        at = count = 0
+        try:
+            while at < len(frames):
+                used = reader.scan(frames[at:], table)
+                at += used
+                count += table.count
+                first = max(0, table.count - most)
+                rows += [self._shown(table, row, chunk) for row in range(first, table.count)]
+                rows = rows[len(rows) - min(most, len(rows)) :]
+                if not used:
+                    break
+        except ProtocolError:  # a fault of ours, and no reason to end the page
+            return rows, count
+        finally:
+            table.release()
+        return rows, count
+
+    def _shown(self, table: FrameTable, row: int, chunk: _Chunk) -> dict[str, Any]:
+        message = table.message(row)
+        size = len(message.payload)
+        if size > LONGEST:
+            message = msgspec.structs.replace(message, payload=message.payload[:LONGEST])
+        shown = as_json(message, dialect=chunk.dialect, peer=chunk.peer, time=chunk.time, size=size)
+        if "base64" in shown:
+            shown |= as_payload(message.payload)
+        if size > LONGEST:
+            shown["cut"] = True
+        if chunk.source:
+            shown["source"] = chunk.source
+        return shown
