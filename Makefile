@@ -10,7 +10,7 @@ export JAVA_HOME := $(CURDIR)/.venv/jvm
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
-KERNELS := $(filter src/wirelake/wire/% src/wirelake/broker/route.% src/wirelake/broker/subscriptions.% src/wirelake/engine/batch.% src/wirelake/engine/arrow_stream.%,$(SOURCES))
+KERNELS := $(filter src/wirelake/wire/% src/wirelake/dialects/% src/wirelake/broker/route.% src/wirelake/broker/subscriptions.% src/wirelake/engine/batch.% src/wirelake/engine/arrow_stream.%,$(SOURCES))
 
 .PHONY: help setup run test lint docs bench fuzz fuzz-native lock clean
 

@@ -19,8 +19,8 @@ from rich.status import Status
 
 from bench.report import Part, Report, begin, page, read, show
 from bench.sections import SECTIONS, run
-from wirelake.cli.load import end_by_signals
 from wirelake.errors import WirelakeError
+from wirelake.measure.load import end_by_signals
 
 #: Seconds between two lines about how far it is, where there is no terminal.
 SELDOM = 30.0

@@ -26,11 +26,11 @@ from typing import Any
 from rich.console import Console
 
 from bench.results import OURS, Outcome, Result, Tell, write_json
-from wirelake.cli.bench import describe
-from wirelake.cli.contenders import HOST, encode, own_broker
-from wirelake.cli.load import beside, end_by_signals, told
-from wirelake.client.dialects import speech
-from wirelake.message import Message
+from wirelake.client.speech import speech
+from wirelake.measure.broker import HOST, encode, own_broker
+from wirelake.measure.load import beside, end_by_signals, told
+from wirelake.measure.machine import describe
+from wirelake.message import Message, Op
 
 DIALECT = "kobold-3"
 BATCH = 500
@@ -71,7 +71,7 @@ class Attacker:
 
     def settle(self) -> None:
         """Wait until the broker has done all that was sent."""
-        self.send([Message(op="ping", correlation_id="THE-END")])
+        self.send([Message(op=Op.PING, correlation_id="THE-END")])
         if not self._answered.acquire(timeout=120):
             raise TimeoutError("the broker does not answer")
 
@@ -98,10 +98,10 @@ def pulls(pipe: Connection, port: int, size: int) -> None:
     one = Attacker(port)
     _begin(pipe)
     wait = {"$wait": "999999999"}
-    one.send([Message(op="dequeue", address="q", correlation_id="1", headers=wait)] * size)
+    one.send([Message(op=Op.DEQUEUE, address="q", correlation_id="1", headers=wait)] * size)
     one.settle()
     for _ in range(5):  # messages, for the pulls to end
-        one.send([Message(op="enqueue", address="q", payload=b"x")] * (size // 100))
+        one.send([Message(op=Op.ENQUEUE, address="q", payload=b"x")] * (size // 100))
         one.settle()
     pipe.send(0.0)
 
@@ -114,15 +114,15 @@ def _deep_filters(count: int) -> list[str]:
 def filters(pipe: Connection, port: int, size: int) -> None:
     """Deep filters that all match, a wildcard that comes and goes, and ever new addresses."""
     one = Attacker(port)
-    one.send([Message(op="subscribe", address=each) for each in _deep_filters(size // 3)])
+    one.send([Message(op=Op.SUBSCRIBE, address=each) for each in _deep_filters(size // 3)])
     one.settle()
     _begin(pipe)
     for k in range(max(3, size // 100)):
         address = "/".join(["a"] * (LEVELS - 1) + [f"a{k}"])
         one.send(
             [
-                Message(op="subscribe", address="zz/+"),
-                Message(op="unsubscribe", address="zz/+"),
+                Message(op=Op.SUBSCRIBE, address="zz/+"),
+                Message(op=Op.UNSUBSCRIBE, address="zz/+"),
                 Message(address="/".join("a" * LEVELS), payload=b"x"),
                 Message(address=address, payload=b"x"),
             ]
@@ -134,7 +134,7 @@ def filters(pipe: Connection, port: int, size: int) -> None:
 def leaving(pipe: Connection, port: int, size: int) -> None:
     """Connections with thousands of filters each, which hang up."""
     several = [Attacker(port) for _ in range(4)]
-    wanted = [Message(op="subscribe", address=f"leaving/{k}") for k in range(size // 3)]
+    wanted = [Message(op=Op.SUBSCRIBE, address=f"leaving/{k}") for k in range(size // 3)]
     for one in several:
         one.send(wanted)
         one.settle()
@@ -149,7 +149,7 @@ def services(pipe: Connection, port: int, size: int) -> None:
     """Far too many services, while others come and go."""
     one = Attacker(port)
     _begin(pipe)
-    one.send([Message(op="serve", address=f"s/{k}") for k in range(size)])
+    one.send([Message(op=Op.SERVE, address=f"s/{k}") for k in range(size)])
     one.settle()
     for _ in range(max(3, size // 300)):
         other = Attacker(port)
@@ -164,9 +164,9 @@ def queues(pipe: Connection, port: int, size: int) -> None:
     _begin(pipe)
     for number, one in enumerate(several):
         names = range(number * size // 3, (number + 1) * size // 3)
-        one.send([Message(op="dequeue", address=f"q/{k}", correlation_id="1") for k in names])
+        one.send([Message(op=Op.DEQUEUE, address=f"q/{k}", correlation_id="1") for k in names])
         one.settle()
-    several[0].send([Message(op="info", address="$queues", correlation_id="1")] * 20)
+    several[0].send([Message(op=Op.INFO, address="$queues", correlation_id="1")] * 20)
     several[0].settle()
     pipe.send(0.0)
 
@@ -174,13 +174,13 @@ def queues(pipe: Connection, port: int, size: int) -> None:
 def keys(pipe: Connection, port: int, size: int) -> None:
     """Thousands of keys, then lists that match none of them, one after the other."""
     one = Attacker(port)
-    made = [Message(op="create", address=f"k/{k}", correlation_id="1") for k in range(size)]
+    made = [Message(op=Op.CREATE, address=f"k/{k}", correlation_id="1") for k in range(size)]
     one.send(made)
     one.settle()
     _begin(pipe)
-    one.send([Message(op="read", address="+/x/y", correlation_id="1")] * 50)
+    one.send([Message(op=Op.READ, address="+/x/y", correlation_id="1")] * 50)
     one.settle()
-    one.send([Message(op="read", address="k/+", correlation_id="1")] * 2)
+    one.send([Message(op=Op.READ, address="k/+", correlation_id="1")] * 2)
     one.settle()
     pipe.send(0.0)
 
@@ -188,10 +188,10 @@ def keys(pipe: Connection, port: int, size: int) -> None:
 def updates(pipe: Connection, port: int, size: int) -> None:
     """One key that is updated without end, with a time to live."""
     one = Attacker(port)
-    one.send([Message(op="create", address="k", correlation_id="1")])
+    one.send([Message(op=Op.CREATE, address="k", correlation_id="1")])
     one.settle()
     _begin(pipe)
-    one.send([Message(op="update", address="k", ttl=2_000_000_000, correlation_id="1")] * size)
+    one.send([Message(op=Op.UPDATE, address="k", ttl=2_000_000_000, correlation_id="1")] * size)
     one.settle()
     pipe.send(0.0)
 
@@ -199,7 +199,7 @@ def updates(pipe: Connection, port: int, size: int) -> None:
 def addresses(pipe: Connection, port: int, size: int) -> None:
     """Every message to another address, which nobody has used before."""
     one = Attacker(port)
-    one.send([Message(op="subscribe", address="other/+")])
+    one.send([Message(op=Op.SUBSCRIBE, address="other/+")])
     one.settle()
     _begin(pipe)
     one.send([Message(address=f"new/{k}", payload=b"x") for k in range(2 * size)])
@@ -222,7 +222,7 @@ ATTACKS: dict[str, Attack] = {
 
 def ping_times(attack: Attack, size: int) -> list[float]:
     """Round trips (ms) of an uninvolved client's pings while an attack lasts, and a bit longer."""
-    ping = encode(speech(DIALECT).encoder(), DIALECT, [Message(op="ping", correlation_id="1")])
+    ping = encode(speech(DIALECT).encoder(), DIALECT, [Message(op=Op.PING, correlation_id="1")])
     times: list[float] = []
     with own_broker() as (port, _), beside(attack, port, size) as attacker:
         told(attacker)
@@ -257,7 +257,7 @@ def wildcard(routes: int, count: int, rounds: int) -> dict[str, Any]:
         several = [stack.enter_context(closing(Attacker(port))) for _ in range(10)]
         for number, one in enumerate(several):
             mine = range(number, count, len(several))
-            one.send([Message(op="subscribe", address=f"filter/{k}/+/x") for k in mine])
+            one.send([Message(op=Op.SUBSCRIBE, address=f"filter/{k}/+/x") for k in mine])
             one.settle()
         publisher = several[0]
         subscriber = stack.enter_context(closing(Attacker(port)))
@@ -270,7 +270,7 @@ def wildcard(routes: int, count: int, rounds: int) -> dict[str, Any]:
             kind = "as usual"
             if number % 2:
                 kind = "after a subscription"
-                subscriber.send([Message(op="subscribe", address=f"other/{number}/+")])
+                subscriber.send([Message(op=Op.SUBSCRIBE, address=f"other/{number}/+")])
                 subscriber.settle()
             begun = time.monotonic()
             publisher.send(block)

@@ -1,22 +1,21 @@
-"""Pub/sub and round trips for the one table, by the functions of `wirelake bench`.
+"""Pub/sub and round trips for the one table, as `wirelake bench` measures them.
 
-What is measured, and how, is in `wirelake.cli.bench` and `wirelake.cli.load`. Here its figures are
-put beside those of the peers, a row for each dialect.
+`wirelake.measure` says what is measured and how. Here the figures are put beside those of the
+peers, a row for each dialect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
+from bench.peers import start_peers
 from bench.results import OURS, PEERS, Outcome, Result, Tell
-from wirelake.cli.bench import ASKING, Results, Task, measure, plan, start_peers
-from wirelake.cli.contenders import HOST, Wirelake, own_broker
-from wirelake.cli.load import Driver
 from wirelake.client.url import Place
-from wirelake.wire import DIALECTS
+from wirelake.dialects import DIALECTS
+from wirelake.measure.broker import HOST, Wirelake, own_broker
+from wirelake.measure.rounds import ASKING, Key, Results, Task, measure, plan
 
 SIZE = 128
 #: Enough for a first look: a short and a rich dialect, and what is translated between them.
@@ -36,28 +35,24 @@ def latency(tell: Tell, *, quick: bool) -> Outcome:
 def _section(tell: Tell, quick: bool, is_wanted: Callable[[Task], bool]) -> Outcome:
     outcome = Outcome()
     seconds, rounds = (0.1, 1) if quick else (1.5, 3)
+
+    def begin(_: int, key: Key) -> None:
+        tell(f"{key.shape}, {key.name}")
+
     with ExitStack() as stack:
         port, _ = stack.enter_context(own_broker())
         places = [Place(one, HOST, port) for one in (QUICK_DIALECTS if quick else DIALECTS)]
-        peers: list[Driver] = []
-        outcome.notes.extend(start_peers(stack, peers, places[0], alone=False))
+        peers, notes = start_peers(stack)
+        outcome.notes.extend(notes)
         planned = plan([Wirelake(place) for place in places], peers, SIZE)
-        tasks = [_telling(task, tell) for task in planned if is_wanted(task)]
-        found = measure(tasks, rounds, seconds)
+        tasks = [task for task in planned if is_wanted(task)]
+        found = measure(tasks, rounds, seconds, begin)
     outcome.failures = [
         f"{shape}, {name}: {reason}" for (shape, name), reason in found.failures.items()
     ]
     outcome.results = list(results(found))
     outcome.details = _details(found)
     return outcome
-
-
-def _telling(task: Task, tell: Tell) -> Task:
-    def run(seconds: float) -> list[float]:
-        tell(f"{task.key.shape}, {task.key.name}")
-        return task.run(seconds)
-
-    return replace(task, run=run)
 
 
 def results(found: Results) -> Iterator[Result]:

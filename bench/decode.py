@@ -5,7 +5,9 @@ A raw dump of TMQ 1.01, 128-byte payloads, is read in turns, on `local[2]`, all 
 - writer: Spark's own Parquet writer, fed with the same rows as ready Arrow batches;
 - UDF: a plain-Python UDF that reads spans of 1 MiB frame by frame, for a part of the rows, into a
   sink that keeps nothing;
-- twice: decode of twice the rows.
+- twice: decode of twice the rows;
+- typed JSON and CBOR: decode with a schema of four fields into a table; and a plain-Python UDF
+  (`json.loads`, `cbor2.loads`) on the same rows as ready Arrow batches, into Spark's own writer.
 
 The machine is never quiet. So all is measured in one run, in turns, and the best turn counts.
 """
@@ -13,15 +15,18 @@ The machine is never quiet. So all is measured in one run, in turns, and the bes
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -32,10 +37,12 @@ from pyspark.sql.types import StructType
 from bench.goals import HALF, UDF, WRITER, goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
+from wirelake.dialects.codec import encoder
 from wirelake.message import Message
 from wirelake.spark import session, table
 from wirelake.spark.decode import Capture, Options, Part, Place, decode, decoded, plan
-from wirelake.wire import FrameTable, encoder
+from wirelake.spark.typed import Typed
+from wirelake.wire import FrameTable
 
 PAYLOAD = (b'{"temperature": 21.5, "humidity": 40.25, "unit": "celsius"} ' * 3)[:128]
 DIALECT = "tmq-1.01"
@@ -43,7 +50,9 @@ BLOCK = 10_000
 OPTIONS = Options(dialect=DIALECT)
 
 
-def write_dump(path: Path, rows: int) -> None:
+def write_dump(
+    path: Path, rows: int, payload: Callable[[int], bytes] = lambda number: PAYLOAD
+) -> None:
     """A dump of so many messages."""
     frames = FrameTable(BLOCK)
     encode = encoder(DIALECT).encode
@@ -51,7 +60,8 @@ def write_dump(path: Path, rows: int) -> None:
         for start in range(0, rows, BLOCK):
             some = range(start, min(rows, start + BLOCK))
             frames.fill(
-                [Message(f"sensors/{k % 90 + 10}", PAYLOAD, id=f"{k:08}") for k in some], DIALECT
+                [Message(f"sensors/{k % 90 + 10}", payload(k), id=f"{k:08}") for k in some],
+                DIALECT,
             )
             file.write(encode(frames))
 
@@ -105,7 +115,7 @@ def plain_udf(spark: SparkSession, parts: list[Part]) -> DataFrame:
     return rows.select(F.inline(read("path", "place", "size", "offset")))
 
 
-def ready_source(batch: pa.RecordBatch) -> type[DataSource]:
+def ready_source(batch: pa.RecordBatch, format: str = "decoded") -> type[DataSource]:
     """A source that has one decoded batch already, and yields it until there are rows enough."""
     schema = to_arrow_schema(table.LOG_SCHEMA, timezone="UTC")
     plain = pa.Table.from_batches([batch]).cast(schema).to_batches()[0]
@@ -115,7 +125,7 @@ def ready_source(batch: pa.RecordBatch) -> type[DataSource]:
 
         @classmethod
         def name(cls) -> str:
-            return "decoded-bench"
+            return f"{format}-bench"
 
         def schema(self) -> StructType:
             return table.LOG_SCHEMA
@@ -145,6 +155,32 @@ class ReadyReader(DataSourceReader):
             left -= self._batch.num_rows
 
 
+TYPED = "temperature double, humidity double, celsius boolean, number int"
+FORMATS: dict[str, Callable[[Any], bytes]] = {
+    "json": lambda value: json.dumps(value).encode(),
+    "cbor": cbor2.dumps,
+}
+
+
+def typed_payload(format: str, number: int) -> bytes:
+    """A payload that fits the schema."""
+    value = {"temperature": 21.5 + number % 7, "humidity": 0.25, "celsius": True}
+    return FORMATS[format](value | {"number": number % 1000})
+
+
+def typed_by_udf(rows: DataFrame, format: str) -> DataFrame:
+    """Rows with the columns of their payloads, by a UDF."""
+    loads: Callable[[bytes], Any] = json.loads if format == "json" else cbor2.loads
+
+    @F.udf(returnType=TYPED, useArrow=False)
+    def read(payload: bytes) -> tuple[Any, ...]:
+        value = loads(payload)
+        names = ("temperature", "humidity", "celsius", "number")
+        return tuple(value.get(name) for name in names)
+
+    return rows.withColumn("read", read("payload")).select(*rows.columns, "read.*")
+
+
 def seconds(work: Callable[[], DataFrame]) -> float:
     """How long it takes to make these rows and throw them away."""
     start = time.perf_counter()
@@ -159,21 +195,27 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
     write_dump(dump, rows)
     spark = session.start("bench", "local[2]", **{"spark.driver.memory": "2g"})
     try:
+        counts = {str(dump): rows}
+        some_rows = max(1, rows // share)
         once = [str(dump)]
         twice = 2 * once
 
-        def into_table(files: list[str]) -> float:
+        def into_table(files: list[str], schemas: tuple[Typed, ...] = ()) -> float:
             shutil.rmtree(target, ignore_errors=True)
             start = time.perf_counter()
-            found = decode(spark, files, Place(target), OPTIONS)
+            found = decode(spark, files, Place(target, schemas=schemas), OPTIONS)
             taken = time.perf_counter() - start
-            assert found.messages == rows * len(files)
+            assert (found.messages, found.errors) == (counts[files[0]] * len(files), 0)
             return taken
 
-        def by_spark() -> float:
+        def by_spark(
+            way: Callable[[DataFrame], DataFrame] = lambda ready: ready,
+            source: str = "decoded",
+            count: int = rows,
+        ) -> float:
             start = time.perf_counter()
-            ready = spark.read.format("decoded-bench").option("rows", rows).load()
-            ready.write.mode("overwrite").parquet(str(folder / "spark"))
+            ready = spark.read.format(f"{source}-bench").option("rows", count).load()
+            way(ready).write.mode("overwrite").parquet(str(folder / "spark"))
             return time.perf_counter() - start
 
         parts = plan(Capture(once[0], 0), replace(OPTIONS, step=1 << 20)).parts
@@ -187,6 +229,16 @@ def measure(rows: int, turns: int, share: int, folder: Path, tell: Tell) -> dict
             "twice": (2 * rows, lambda: into_table(twice)),
             "UDF": (in_some, lambda: seconds(lambda: plain_udf(spark, some))),
         }
+        for format in FORMATS:
+            file = folder / format
+            write_dump(file, some_rows, partial(typed_payload, format))
+            counts[str(file)] = some_rows
+            schemas = (Typed.parse(f"#={format}: {TYPED}"),)
+            (_, sample), *_ = decoded(plan(Capture(str(file), 0), OPTIONS).parts[0])
+            spark.dataSource.register(ready_source(sample, format))
+            udf = partial(typed_by_udf, format=format)
+            works[f"typed {format}"] = (some_rows, partial(into_table, [str(file)], schemas))
+            works[f"typed {format}, UDF"] = (some_rows, partial(by_spark, udf, format, some_rows))
         rates = dict.fromkeys(works, 0.0)
         for _ in range(turns):
             for name, (count, work) in works.items():
@@ -206,6 +258,14 @@ def results(found: dict[str, Any]) -> list[Result]:
         Result("decode, beside a UDF", "rows/s", {OURS: ours, UDF: rates["UDF"]}),
         Result("decode", "rows/s", {OURS: ours, WRITER: rates["writer"]}),
         Result("decode, twice the rows", "s", taken, less_is_better=True),
+        *(
+            Result(
+                f"typed {format.upper()}",
+                "rows/s",
+                {OURS: rates[f"typed {format}"], UDF: rates[f"typed {format}, UDF"]},
+            )
+            for format in FORMATS
+        ),
     ]
 
 

@@ -51,13 +51,12 @@ from bench.keepers import (
     Wirelake,
 )
 from bench.log import disk
+from bench.peers import Nats, Redis
 from bench.rabbitmq import RabbitMq
 from bench.results import Outcome, Result, Tell, write_json
-from wirelake.cli.bench import describe, fsync_rate
-from wirelake.cli.contenders import Nats, Redis
-from wirelake.cli.contenders import Wirelake as Driver
-from wirelake.cli.load import SILENCE, Load, beside, end_by_signals, publish_rate, told
-from wirelake.errors import EngineError
+from wirelake.measure.broker import Wirelake as Driver
+from wirelake.measure.load import SILENCE, Load, beside, end_by_signals, publish_rate, receive, told
+from wirelake.measure.machine import describe, fsync_rate
 
 #: What clients do again and again, and how many of them.
 CASES: dict[str, tuple[Callable[[Keeper], Callable[[int], list[Say]]], int]] = {
@@ -193,13 +192,7 @@ def _hear(pipe: Connection, driver: Driver, filter: str, size: int) -> None:
     with closing(driver.subscriber(filter)) as connection:
         connection.settimeout(SILENCE)
         pipe.send(0.0)
-        buffer = bytearray(1 << 20)
-        left = size
-        while left > 0:
-            got = connection.recv_into(buffer)
-            if not got:
-                raise EngineError(f"closed with {left} bytes to come")
-            left -= got
+        receive(connection, size)
         pipe.send(time.monotonic())
 
 

@@ -98,6 +98,9 @@ GOALS = (
          text="rows a second that Spark reads of the table, beside its own files"),
     Goal("spark", "*, twice the rows", 2.1, HALF, at_most=True,
          text="the time for twice the rows"),
+    Goal("decode", "typed *", 3, UDF,
+         text="a capture into a table with typed columns of JSON or CBOR payloads, beside a UDF in "
+         "plain Python and Spark's own writer, fed with its rows"),
     Goal("decode", "decode, beside a UDF", 5, UDF,
          text="decoding a capture into a table, beside a UDF in plain Python that only decodes it"),
     Goal("decode", "decode", 4, WRITER,

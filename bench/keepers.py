@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.goals import WITHOUT_CAPTURE
-from wirelake.cli.contenders import HOST, Nats, Redis, encode, free_port
-from wirelake.cli.contenders import Wirelake as Driver
+from bench.peers import Nats, Redis, connected, wait_for_listener
 from wirelake.client.url import Place
+from wirelake.dialects.codec import encoder
 from wirelake.errors import EngineError
-from wirelake.message import Flag, Message
-from wirelake.wire import encoder
+from wirelake.measure.broker import HOST, encode, free_port
+from wirelake.measure.broker import Wirelake as Driver
+from wirelake.message import Flag, Message, Op
 
 PAYLOAD = (b'{"temperature": 21.5, "unit": "celsius"} ' * 4)[:128]
 DIALECT = "kobold-3"
@@ -165,15 +166,7 @@ class Keeper(ABC):
         )
         self.pid = process.pid
         try:
-            end = time.monotonic() + self.patience
-            while True:
-                try:
-                    socket.create_connection((HOST, self.port)).close()
-                    break
-                except OSError:
-                    if process.poll() is not None or time.monotonic() > end:
-                        raise EngineError(f"{self.name} does not listen") from None
-                    time.sleep(0.05)
+            wait_for_listener(self.name, process, self.port, self.patience)
             self.prepare()
             yield
         finally:
@@ -232,13 +225,6 @@ class Keeper(ABC):
         """Wait, where a server would drop what comes too fast."""
 
 
-def connected(port: int) -> socket.socket:
-    """A plain connection."""
-    connection = socket.create_connection((HOST, port), PATIENCE)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
 class Wirelake(Keeper):
     """Ours."""
 
@@ -247,7 +233,7 @@ class Wirelake(Keeper):
 
     def command(self) -> list[str]:
         """As a user starts it."""
-        serve = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+        serve = [sys.executable, "-m", "wirelake", "serve"]
         place = ["--listen", f"auto://{HOST}:{self.port}", "--data", str(self.folder)]
         return [*serve, *place, "--no-http", *self.arguments]
 
@@ -290,9 +276,9 @@ class Wirelake(Keeper):
     def queue(self, number: int) -> list[Say]:
         """ENQ, DEQ, ACK; the message's id is made by the broker."""
         queue = f"jobs/{number}"
-        put = self._always(Message(queue, PAYLOAD, correlation_id="1", op="enqueue"))
+        put = self._always(Message(queue, PAYLOAD, correlation_id="1", op=Op.ENQUEUE))
         headers = {"$count": "1", "$wait": "30000"}
-        get = self._always(Message(queue, correlation_id="2", op="dequeue", headers=headers))
+        get = self._always(Message(queue, correlation_id="2", op=Op.DEQUEUE, headers=headers))
         found = re.compile(rb"bid.(q\d+)", re.DOTALL)
         writer = encoder(DIALECT)
 
@@ -300,16 +286,16 @@ class Wirelake(Keeper):
             match = found.search(got)
             if match is None:
                 raise EngineError(f"{self.name} delivered nothing: {got!r}")
-            done = Message(queue, id=match[1].decode(), correlation_id="3", op="ack")
+            done = Message(queue, id=match[1].decode(), correlation_id="3", op=Op.ACK)
             return encode(writer, DIALECT, [done])
 
         return [put, get, ack]
 
     def update(self, number: int) -> list[Say]:
         """UPDATE."""
-        return [self._always(self._entry("update", number))]
+        return [self._always(self._entry(Op.UPDATE, number))]
 
-    def _entry(self, op: str, number: int) -> Message:
+    def _entry(self, op: Op, number: int) -> Message:
         return Message(f"key/{number}", PAYLOAD, correlation_id="1", op=op)
 
     def block(self) -> bytes:
@@ -324,7 +310,7 @@ class Wirelake(Keeper):
         """Keys, since an update needs one."""
         with closing(self.connect(MANY)) as connection:
             for number in range(MANY):
-                self.ask(connection, self._frame(self._entry("create", number)))
+                self.ask(connection, self._frame(self._entry(Op.CREATE, number)))
 
     def _frame(self, message: Message) -> bytes:
         return encode(encoder(DIALECT), DIALECT, [message])

@@ -32,11 +32,12 @@ from rich.table import Table
 
 from bench.results import write_json
 from bench.wire import machine
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.engine.arrow_stream import Compression
 from wirelake.engine.batch import Rows
 from wirelake.engine.log import Log
 from wirelake.message import Message
-from wirelake.wire import FrameTable, encoder, scanner
+from wirelake.wire import FrameTable
 
 PAYLOAD = 128
 ROWS = 1600  # what one read of a socket holds

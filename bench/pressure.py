@@ -28,14 +28,15 @@ from rich.console import Console
 
 from bench.results import OURS, Outcome, Tell, write_json
 from bench.results import Result as Row
-from wirelake.cli.bench import describe
-from wirelake.cli.contenders import HOST, Wirelake, encode, own_broker
-from wirelake.cli.load import Load, beside, end_by_signals, publish_rate, told
-from wirelake.client.dialects import speech
+from wirelake.client.speech import speech
 from wirelake.client.url import Place
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import RefusedError
-from wirelake.message import Message
-from wirelake.wire import DIALECTS, Feed
+from wirelake.measure.broker import HOST, Wirelake, encode, own_broker
+from wirelake.measure.load import Load, beside, end_by_signals, publish_rate, told
+from wirelake.measure.machine import describe
+from wirelake.message import Message, Op
 
 MEBIBYTE = 1 << 20
 STREAM_DIALECT = "kobold-2"
@@ -102,16 +103,16 @@ def _stream_once(stack: ExitStack, port: int, size: int) -> Connection:
 def _write_stream(pipe: Connection, port: int, size: int) -> None:
     """Open a stream, write all of it, close it."""
     talk = speech(STREAM_DIALECT)
-    opening = talk.control(Message(op="open", address=READER))
+    opening = talk.control(Message(op=Op.OPEN, address=READER))
     number = opening.message.correlation_id
     encoder = talk.encoder()
     with closing(driver(port, STREAM_DIALECT).connect("pub", lambda _: opening)) as connection:
         connection.settimeout(None)
-        chunk = Message(op="data", correlation_id=number, payload=bytes(CHUNK))
+        chunk = Message(op=Op.DATA, correlation_id=number, payload=bytes(CHUNK))
         frame = encode(encoder, STREAM_DIALECT, [chunk])
         for _ in range(size // CHUNK):
             connection.sendall(frame)
-        end = Message(op="close", correlation_id=number, headers={"$count": str(size)})
+        end = Message(op=Op.CLOSE, correlation_id=number, headers={"$count": str(size)})
         connection.sendall(encode(encoder, STREAM_DIALECT, [end]))
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(65536):
@@ -130,9 +131,9 @@ def _read_stream(pipe: Connection, port: int, size: int) -> None:
         while count := connection.recv_into(buffer):
             for table in feed.receive(memoryview(buffer)[:count]):
                 for message in table.messages():
-                    if message.op == "data":
+                    if message.op == Op.DATA:
                         got += len(message.payload)
-                    elif message.op == "close":
+                    elif message.op == Op.CLOSE:
                         if message.headers.get("$code") or message.headers["$count"] != str(got):
                             raise RefusedError("closed", f"{got} bytes, {message.headers}")
                         pipe.send(float(got))

@@ -26,9 +26,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from bench.keepers import BLOCK, MANY, PAYLOAD, Keeper, Say, connected
-from wirelake.cli.contenders import HOST, free_port
+from bench.keepers import BLOCK, MANY, PAYLOAD, Keeper, Say
+from bench.peers import connected
 from wirelake.errors import EngineError
+from wirelake.measure.broker import HOST, free_port
 
 METHOD, HEADER, BODY = 1, 2, 3
 CHANNEL = 1

@@ -32,12 +32,12 @@ from bench.durable import FSYNCS
 from bench.goals import GOALS, goal
 from bench.keepers import PAYLOAD
 from bench.log import disk
+from bench.peers import Mosquitto, Nats, Redis
 from bench.rabbitmq import RabbitMq
 from bench.results import OURS, PEERS, Outcome, Result, quantity
 from bench.sections import SECTIONS
-from wirelake.cli.bench import describe
-from wirelake.cli.contenders import Mosquitto, Nats, Redis
 from wirelake.errors import ConfigError
+from wirelake.measure.machine import describe
 
 QUICK = "A quick run, for a first look: its figures say nothing about speed"
 TEMPLATE = Path(__file__).parent / "page.md"

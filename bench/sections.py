@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.results import Outcome, Tell
-from wirelake.cli.load import end_by_signals
 from wirelake.errors import ConfigError
+from wirelake.measure.load import end_by_signals
 
 _spawn = multiprocessing.get_context("spawn")
 #: A section that takes so many times what it should, and as many seconds more, is given up.

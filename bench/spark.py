@@ -39,6 +39,8 @@ import wirelake
 from bench.goals import HALF, MEMORY, WRITER, goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from bench.wire import machine
+from wirelake.errors import EngineError
+from wirelake.measure.broker import server
 from wirelake.spark import land, register, session
 from wirelake.spark import table as tables
 from wirelake.spark.commits import Landed
@@ -128,23 +130,18 @@ class MemoryReader(DataSourceReader):
 @contextmanager
 def broker(folder: Path) -> Iterator[tuple[str, str]]:
     """A broker in a process of its own: where HTTP is, and where Kobold is."""
-    command = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+    command = [sys.executable, "-m", "wirelake", "serve"]
     where = ["--data", str(folder), "--listen", "kobold://127.0.0.1:0", "--http", "127.0.0.1:0"]
-    process = subprocess.Popen([*command, *where], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
+    with server([*command, *where], subprocess.PIPE) as process:
+        assert process.stdout is not None
         found: dict[str, str] = {}
         while len(found) < 2:
-            line = process.stdout.readline()
+            line = process.stdout.readline().decode()
             if not line:
-                raise RuntimeError("the broker has not started")
+                raise EngineError("the broker does not start")
             if match := re.search(r"(http|kobold)://127\.0\.0\.1:\d+", line):
                 found[match[1]] = match[0]
         yield found["http"], found["kobold"]
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
 
 
 async def fill(url: str, http: str, rows: int) -> None:

@@ -34,8 +34,10 @@ from rich.table import Table
 
 from bench.goals import goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.message import Message
-from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
+from wirelake.wire import COMPILED, FrameTable
 from wirelake.wire.arrow import to_arrow
 
 ROOT = Path(__file__).parent.parent

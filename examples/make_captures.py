@@ -5,21 +5,25 @@
 
 from pathlib import Path
 
-from wirelake import Message
-from wirelake.wire import DIALECTS, FrameTable, encoder
+from wirelake import Message, Op
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
+from wirelake.wire import FrameTable
 
 FOLDER = Path(__file__).parent / "captures"
 
 SESSION = [
-    Message(op="handshake", source="thermostat-7", headers={"$connection": "pub"}),
-    Message(op="auth", headers={"$token": "not-shown", "$client": "thermostat-7"}),
-    Message(op="subscribe", address="house/+/target"),
+    Message(op=Op.HANDSHAKE, source="thermostat-7", headers={"$connection": "pub"}),
+    Message(op=Op.AUTH, headers={"$token": "not-shown", "$client": "thermostat-7"}),
+    Message(op=Op.SUBSCRIBE, address="house/+/target"),
     Message(address="house/kitchen/temp", payload=b'{"celsius": 21.5}', id="41"),
     Message(address="house/kitchen/temp", payload=b'{"celsius": 21.7}', id="42", priority=1),
-    Message(op="request", address="time", correlation_id="r1", payload=b"now?"),
-    Message(op="enqueue", address="jobs/defrost", payload=b"\x01\x02\xff", headers={"trace": "a1"}),
-    Message(op="create", address="config/kitchen", payload=b"20"),
-    Message(op="ping"),
+    Message(op=Op.REQUEST, address="time", correlation_id="r1", payload=b"now?"),
+    Message(
+        op=Op.ENQUEUE, address="jobs/defrost", payload=b"\x01\x02\xff", headers={"trace": "a1"}
+    ),
+    Message(op=Op.CREATE, address="config/kitchen", payload=b"20"),
+    Message(op=Op.PING),
 ]
 
 

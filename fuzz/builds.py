@@ -29,6 +29,7 @@ class Build:
     """One copy of the library; its classes are not those of the other copy."""
 
     compiled: bool
+    codec: ModuleType  # of all dialects
     wire: ModuleType
     arrow: ModuleType
     mfp: ModuleType
@@ -41,7 +42,7 @@ class Build:
 
     def encoder_names(self) -> list[str]:
         """A dialect, for a client; with `broker`, for a broker; mfp that splits; little TMQ."""
-        dialects = self.wire.DIALECTS
+        dialects = self.codec.DIALECTS
         kinds = [*dialects, *(f"{name} broker" for name in dialects)]
         return [*kinds, "mfp-1 split", "tmq-1.01 little"]
 
@@ -49,19 +50,21 @@ class Build:
         """A new encoder of this kind."""
         dialect, _, kind = name.partition(" ")
         if kind == "split":
-            return self.mfp.MfpEncoder(split=True)
-        made = self.wire.encoder(dialect, client=not kind)
+            made = self.codec.encoder(dialect)
+            made.prepare(bytes(8), split=True)
+            return made
+        made = self.codec.encoder(dialect, client=not kind)
         if kind == "little":
-            made.little = True
+            made.set_variant("little")
         elif kind:
-            made.origin, made.first = b"client-1", True
+            made.origin = b"client-1"
         return made
 
     def scanner(self, encoder: str) -> Any:
         """A scanner for what one of these encoders writes, wherever in a stream it begins."""
-        made = self.wire.scanner(encoder.partition(" ")[0])
+        made = self.codec.scanner(encoder.partition(" ")[0])
         if encoder.startswith("tmq"):  # else a server message might tell the byte order by chance
-            made.set_order(encoder.endswith(" little"))
+            made.set_variant("little" if encoder.endswith(" little") else "")
         return made
 
     def strict(self, data: bytes) -> bytes:
@@ -123,8 +126,11 @@ def load_compiled() -> Build | None:
 def _load() -> Build:
     for name in list(filter(_ours, sys.modules)):
         del sys.modules[name]
-    names = ("wire", "wire.arrow", "wire.mfp", "message", "errors")
+    names = ("dialects.codec", "wire", "wire.arrow", "dialects.mfp.codec", "message", "errors")
     modules = [importlib.import_module(f"wirelake.{name}") for name in names]
+    for dialect in modules[0].DIALECTS.values():  # now, while this copy is the one that is found
+        for part in ("scanner", "encoder", "detect", "detect_in_family"):
+            dialect.load(part)
     kernel = importlib.import_module("wirelake.wire.octets").__file__ or ""
     return Build(not kernel.endswith(".py"), *modules)
 

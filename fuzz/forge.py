@@ -194,7 +194,7 @@ class Forge:
     def _written(self, dialect: str, messages: list[dict[str, Any]]) -> bytes:
         table = self._tables[dialect]
         table.fill((self._build.message.Message(**fields) for fields in messages), dialect)
-        return bytes(self._build.wire.encoder(dialect).encode(table))
+        return bytes(self._build.codec.encoder(dialect).encode(table))
 
     def _frames(self, dialect: str, data: bytes) -> tuple[Frames, bytes]:
         """The complete frames at the start, and the bytes behind them."""
@@ -209,7 +209,7 @@ class Forge:
         """A table of the messages at the start of data, empty where it begins with a fault."""
         table = self._tables[dialect]
         try:
-            self._build.wire.scanner(dialect).scan(data, table)
+            self._build.codec.scanner(dialect).scan(data, table)
         except self._build.errors.ProtocolError:
             table.count = 0
         return table

@@ -60,7 +60,7 @@ def check(build: Build, dialect: str, data: bytes) -> Outcome:
     """Run one stream of bytes through everything; return what came of it."""
     encoders = build.encoders()
     outcome = Outcome(encoded=dict.fromkeys(encoders, b""))
-    logged = {name: build.wire.encoder(name) for name in build.wire.DIALECTS}
+    logged = {name: build.codec.encoder(name) for name in build.codec.DIALECTS}
     outcome.encoded |= {f"{name} from Arrow": b"" for name in logged}
     singles = _Singles(build, dialect) if build.compiled else None
     scanned = _Scanned(build, outcome)
@@ -103,14 +103,14 @@ def check_detection(build: Build, data: bytes) -> None:
             if told is None and size >= 23:
                 raise Broken(f"{size} bytes do not tell the dialect within {family}")
             settled = told
-        if settled is not None and settled in build.wire.DIALECTS:
+        if settled is not None and settled in build.codec.DIALECTS:
             for _ in _Scanned(build, Outcome()).whole(settled, data):
                 pass
 
 
 def _detected(build: Build, data: bytes, family: str | None) -> str | None:
     try:
-        dialect: str | None = build.wire.detect(data, family)
+        dialect: str | None = build.codec.detect(data, family)
     except build.errors.ProtocolError as error:
         return f"{error.offset} {error.reason}"
     if dialect is not None and not dialect.startswith(family or ""):
@@ -127,7 +127,7 @@ class _Scanned:
 
     def whole(self, dialect: str, data: bytes) -> Iterator[tuple[Any, int]]:
         """Each filled table, with the place of its buffer in the stream; errors are noted."""
-        scanner = self.build.wire.scanner(dialect, self.build.message.Limits(**LIMITS))
+        scanner = self.build.codec.scanner(dialect, self.build.message.Limits(**LIMITS))
         table = self.build.wire.FrameTable(ROWS)
         most_waiting = _MOST_WAITING.get(dialect, _MOST_WAITING_ELSEWHERE)
         at = 0
@@ -158,7 +158,7 @@ def _check_pieces(build: Build, dialect: str, data: bytes, whole: Outcome) -> No
     """Bytes that come a few at a time give what they gave whole."""
     rows: list[Row] = []
     failure = None
-    feed = build.wire.Feed(dialect, limits=build.message.Limits(**LIMITS), capacity=ROWS)
+    feed = build.codec.Feed(dialect, limits=build.message.Limits(**LIMITS), capacity=ROWS)
     try:
         for piece in _pieces(data):
             for table in feed.receive(piece):
@@ -242,10 +242,10 @@ class _Singles:
     def __init__(self, build: Build, dialect: str) -> None:
         self.build = build
         self.dialect = dialect
-        self.encoders = {name: build.wire.encoder(name) for name in build.wire.DIALECTS}
-        self.scanners = {name: build.scanner(name) for name in build.wire.DIALECTS}
-        self.encoded = dict.fromkeys(build.wire.DIALECTS, b"")
-        self.again = build.wire.encoder(dialect)
+        self.encoders = {name: build.codec.encoder(name) for name in build.codec.DIALECTS}
+        self.scanners = {name: build.scanner(name) for name in build.codec.DIALECTS}
+        self.encoded = dict.fromkeys(build.codec.DIALECTS, b"")
+        self.again = build.codec.encoder(dialect)
         self.table = build.wire.FrameTable(16)
 
     def check(self, table: Any, rows: list[Row]) -> None:
@@ -263,7 +263,7 @@ class _Singles:
             _same(f"frames of {name}, row by row", frames, outcome.encoded[name])
         answer = outcome.error[3] if outcome.error else b""
         if answer and not self.dialect.startswith("tmq"):  # TMQ's says another version than its own
-            self.build.wire.scanner(self.dialect).scan(answer, self.table)
+            self.build.codec.scanner(self.dialect).scan(answer, self.table)
             _same("the answer's ops", [row["op"] for row in _rows(self.table, 0)], ["error"])
         for name in outcome.encoded.keys() - self.encoded.keys():
             scanner = self.build.scanner(name)

@@ -26,11 +26,11 @@ def main() -> None:
     if compiled is None:
         print("No compiled kernels here: the plain ones are fuzzed alone.", file=sys.stderr)
     if target == "detect":
-        dialects = plain.wire.DIALECTS
-    elif target in plain.wire.DIALECTS:
+        dialects = plain.codec.DIALECTS
+    elif target in plain.codec.DIALECTS:
         dialects = (target,)
     else:
-        sys.exit(f"no target {target}; there are detect, {', '.join(plain.wire.DIALECTS)}")
+        sys.exit(f"no target {target}; there are detect, {', '.join(plain.codec.DIALECTS)}")
 
     def check(data: bytes) -> None:
         if target == "detect":

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from bench.goals import BEST, GOALS, Goal, goal
+from bench.peers import Nats
 from bench.rabbitmq import ACK, BODY, GET_OK, HEADER, NACK, RabbitMq, frame, method
 from bench.results import OURS, Result, quantity
 from bench.sections import SECTIONS
-from wirelake.cli.contenders import Nats
 from wirelake.errors import EngineError
 
 ROOT = Path(__file__).parent.parent
@@ -56,6 +56,19 @@ def test_the_wire_benchmark_measures_everything(tmp_path: Path) -> None:
         assert case["bytes"] <= 256 << 10
         measured = {"memcpy", "scan", "arrow", "encode", "slowest", "median", "to mfp-1"}
         assert case["rates"].keys() >= measured
+
+
+def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
+    file = tmp_path / "pressure.json"
+    size = ["--size", str(4 << 20), "--seconds", "0.3", "--connections", "40"]
+    command = [sys.executable, "-m", "bench.pressure", *size, "--json", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["stream"]["received"] == 4 << 20
+    assert report["slow"]["full_speed"]["alone_megabytes_a_second"] > 0
+    assert report["idle"]["connections"] == 40
+    assert report["idle"]["share"] > 0
 
 
 @pytest.mark.slow

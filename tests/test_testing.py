@@ -18,8 +18,8 @@ import wirelake
 from tests.conftest import Certificates
 from wirelake import testing
 from wirelake.config import FlowSettings, Settings
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.wire import DIALECTS
 
 # The broker
 

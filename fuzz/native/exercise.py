@@ -67,6 +67,7 @@ class Kernels:
 
     def __init__(self, build: Build) -> None:
         self.build = build
+        self.codec = build.codec
         self.wire = build.wire
         self.default = build.message.Limits()
         self.small = build.message.Limits(**LIMITS)
@@ -97,7 +98,7 @@ class Kernels:
         buffers: Callable[[_Reading, Any], Iterator[Any]],
     ) -> tuple[_Reading, Iterator[Any]]:
         """Read a stream; the second value gives each table that was filled."""
-        return self.read(self.wire.scanner(dialect, limits), table, buffers)
+        return self.read(self.codec.scanner(dialect, limits), table, buffers)
 
     def read(
         self, scanner: Any, table: Any, buffers: Callable[[_Reading, Any], Iterator[Any]]
@@ -235,7 +236,7 @@ class Tables:
         if not data:
             return 0
         chance = random.Random(zlib.crc32(data))
-        dialects = self.kernels.wire.DIALECTS
+        dialects = self.kernels.codec.DIALECTS
         dialect = dialects[data[0] % len(dialects)]
         table = self.kernels.table_for(dialect, len(data), chance)
         reading, filled = self.kernels.scan(dialect, self.kernels.default, table, _whole(data[1:]))
@@ -384,11 +385,11 @@ def exercise(kernels: Kernels, target: str) -> Exercise:
     """What to do with the inputs of a target: a dialect, or one of `OTHERS`."""
     if target in OTHERS:
         return OTHERS[target](kernels)
-    if target in kernels.wire.DIALECTS:
+    if target in kernels.codec.DIALECTS:
         return Stream(kernels, target)
-    raise ValueError(f"no target {target}; there are {', '.join(targets(kernels.wire))}")
+    raise ValueError(f"no target {target}; there are {', '.join(targets(kernels.codec))}")
 
 
-def targets(wire: Any) -> list[str]:
+def targets(codec: Any) -> list[str]:
     """The names of all targets: every dialect there is, and the others."""
-    return [*wire.DIALECTS, *OTHERS]
+    return [*codec.DIALECTS, *OTHERS]

@@ -148,7 +148,7 @@ def report(runs: list[Run]) -> Table:
 def main() -> int:
     """Parse the arguments and run."""
     usual = builds.load_compiled() or builds.load_plain()
-    names = targets(usual.wire)
+    names = targets(usual.codec)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--bytes",

@@ -13,7 +13,7 @@ from fuzz.run import SEEDS, VECTORS
 
 def seeds_of(build: Build, target: str) -> Iterator[bytes]:
     """The inputs that a target begins with."""
-    dialects = build.wire.DIALECTS
+    dialects = build.codec.DIALECTS
     if target in ("route", "batch"):
         for number, dialect in enumerate(dialects):
             for stream in _streams(dialect):
@@ -41,7 +41,7 @@ def _as_arrow(build: Build, dialect: str, stream: bytes) -> bytes:
     """The messages of a stream as somebody would post them."""
     table = build.wire.FrameTable(64)
     try:
-        build.wire.scanner(dialect).scan(stream, table)
+        build.codec.scanner(dialect).scan(stream, table)
     except build.errors.ProtocolError:
         table.release()
     sink = pa.BufferOutputStream()

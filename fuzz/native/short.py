@@ -59,7 +59,7 @@ def main() -> None:
     count, last = int(sys.argv[1]), Path(os.environ["LAST_INPUT"])
     kernels = load()
     done: dict[str, dict[str, int]] = {}
-    for target in targets(kernels.wire):
+    for target in targets(kernels.codec):
         chance = Random(target)
         run, flip = exercise(kernels, target), Flips(chance)
         mutate = mutator(kernels, target, flip)

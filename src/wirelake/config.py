@@ -26,10 +26,10 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta, Struct
 
+from wirelake.dialects import AUTO, default_ports, families
 from wirelake.errors import ConfigError, RefusedError
 
 DEFAULT_HOST = "127.0.0.1"
-DEFAULT_PORTS = {"auto": 7700, "boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
 HTTP_PORT = 7780
 
 #: An mfp client says `name:token` in 32 characters (spec: mfp 8): this leaves eleven for the name.
@@ -289,10 +289,10 @@ class Listener:
         except ValueError as error:
             raise ConfigError("listen", f"{url}: {error}") from None
         family, _, over = parts.scheme.partition("+")
-        if family not in DEFAULT_PORTS or over not in ("", "tls", "unix"):
+        if family not in (AUTO, *families()) or over not in ("", "tls", "unix"):
             raise ConfigError(
                 "listen",
-                f"{url}: a listener is one of {', '.join(DEFAULT_PORTS)},"
+                f"{url}: a listener is one of {', '.join([AUTO, *families()])},"
                 " alone or with +tls or +unix, then ://",
             )
         if "@" in parts.netloc or parts.query or parts.fragment:
@@ -303,7 +303,10 @@ class Listener:
             return cls(family, host="", path=unquote(parts.path))
         if parts.path not in ("", "/"):
             raise ConfigError("listen", f"{url}: only a +unix listener has a path")
-        port = DEFAULT_PORTS[family] if port is None else port
+        if port is None:
+            port = default_ports().get(family)
+        if port is None:
+            raise ConfigError("listen", f"{url}: {family} has no default port: give one")
         return cls(family, host or DEFAULT_HOST, port, over == "tls")
 
     def __str__(self) -> str:
@@ -327,7 +330,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     """Everything that can be set."""
 
     listen: Annotated[tuple[str, ...], _is("URLs: a family, then a host and a port or a path")] = (
-        tuple(f"{family}://{DEFAULT_HOST}:{port}" for family, port in DEFAULT_PORTS.items())
+        tuple(f"{family}://{DEFAULT_HOST}:{port}" for family, port in default_ports().items())
     )
     insecure: Annotated[bool, _is("let other machines connect although there are no tokens")] = (
         False

@@ -63,6 +63,11 @@ class Op(IntEnum):
         """The name that people, the log and programs see."""
         return self.name.lower()
 
+    @classmethod
+    def named(cls, label: str) -> Op:
+        """Return the op that has a label, UNKNOWN where none has."""
+        return cls.__members__.get(label.upper(), cls.UNKNOWN)
+
 
 #: The label of every op, by its code.
 OP_LABELS = tuple(op.label for op in Op)
@@ -105,7 +110,9 @@ class Message(Struct, frozen=True):
     flags: Flag = NO_FLAGS
     timestamp: int = 0
     dialect: str = ""
-    op: str = "publish"
+    op: Op = Op.PUBLISH
+    #: How the connection that sent it knows its answer, where that is not the id; never in the log.
+    ticket: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +123,8 @@ class Limits:
     address: int = 255
     headers: int = 64 << 10
     sequence: int = 64 << 20
+
+
+def printable(text: str) -> str:
+    """Text with escapes for characters that could control a terminal."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

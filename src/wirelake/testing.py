@@ -17,21 +17,21 @@ import contextlib
 import random
 import socket
 import struct
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
-from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
+from wirelake.client.loop import LoopThread
 from wirelake.client.url import parse
 from wirelake.config import Listener, Settings
+from wirelake.dialects import DIALECTS
 from wirelake.engine.base import Engine
 from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import ConfigError
@@ -49,74 +49,29 @@ RECEIVE_BUFFER = 64 << 10
 T = TypeVar("T")
 
 
-class _Loop:
-    """An event loop in a thread of its own, for callers in other threads."""
-
-    def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run this there, and wait for what comes of it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def call(self, function: Callable[[], T]) -> T:
-        """Call this there, and wait for what it returns."""
-
-        async def work() -> T:
-            return function()
-
-        return self.run(work())
-
-    def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        self.run(_cancel_others())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
 class _Started(ABC):
     """What is started and closed by `with`, or by `async with`."""
 
     @abstractmethod
     def start(self) -> None:
-        """Begin; what goes wrong is raised here."""
+        """Start; raises what goes wrong."""
 
     @abstractmethod
     def close(self) -> None:
-        """End, and leave nothing behind."""
+        """Stop, and release everything."""
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.start)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
 
@@ -146,14 +101,14 @@ class Broker(_Started):
         self._http: HttpServer | None = None
         self.listeners: list[Listener] = []
         self._reserved: list[socket.socket] = []
-        self._loop: _Loop | None = None
+        self._loop: LoopThread | None = None
         self._server: Server | None = None
 
     def start(self) -> None:
-        """Listen; after a `stop` at the same ports as before, with what its folder has kept."""
+        """Listen; after `stop` at the same ports, with what is stored in its folder."""
         if self._loop is not None:
             return
-        loop = _Loop("wirelake broker", uvloop.new_event_loop())
+        loop = LoopThread("wirelake broker", uvloop.new_event_loop())
         try:
             if not self.listeners:
                 self.listeners = [self._place(Listener.parse(url)) for url in self.settings.listen]
@@ -165,7 +120,7 @@ class Broker(_Started):
         self._loop = loop
 
     def stop(self) -> None:
-        """Say goodbye to everybody and listen no more; the ports stay reserved."""
+        """Close all connections and listeners; the ports stay reserved."""
         if self._loop is not None and self._server is not None:
             self._loop.run(self._stop(self._server))
             self._loop.close()
@@ -185,8 +140,9 @@ class Broker(_Started):
         self.listeners = []
 
     def url(self, dialect: str, *, listener: str = "") -> str:
-        """Where a client of a dialect (or family) finds it; `listener="auto"` takes that one."""
-        family = dialect.partition("-")[0]
+        """The URL for a dialect or family; `listener="auto"` uses that listener."""
+        known = DIALECTS.named(dialect)
+        family = known.family if known else dialect
         for wanted in [listener] if listener else [family, "auto"]:
             for found in self.listeners:
                 if found.family == wanted:
@@ -194,11 +150,11 @@ class Broker(_Started):
         raise ConfigError("listen", f"no listener of this broker takes {dialect}")
 
     def counters(self) -> Counter[str]:
-        """What it has counted since it was started; what it has not is 0."""
-        return Counter(self._ask(lambda server: server.node.counters))
+        """The broker's counters since it was started; missing names are 0."""
+        return Counter(self._ask(lambda server: server.node.vitals.counters))
 
     def state(self) -> dict[str, Any]:
-        """What it tells of itself: `connections`, `subscriptions` and more."""
+        """The broker's state: `connections`, `subscriptions` and more."""
         return self._ask(lambda server: server.node.state())
 
     def _ask(self, question: Callable[[Server], dict[str, T]]) -> dict[str, T]:
@@ -236,7 +192,7 @@ class Broker(_Started):
         await asyncio.to_thread(server.node.engine.close)
 
     def _place(self, listener: Listener) -> Listener:
-        """The same on loopback, at a port that nobody else will be given."""
+        """The listener on loopback, at a port that is reserved for it."""
         if listener.path:
             return listener
         sock = _bound(0)
@@ -245,7 +201,7 @@ class Broker(_Started):
 
 
 def _checked(config: Settings, changes: dict[str, Any]) -> Settings:
-    """Settings with some of them changed, as strictly checked as those of a file."""
+    """Change settings, and check them as those of a file are."""
     for name in changes:
         if name not in Settings.__struct_fields__:
             raise ConfigError(name, "there is no such setting")
@@ -282,9 +238,9 @@ def _bound(port: int) -> socket.socket:
 
 
 class Way:
-    """One direction through a proxy, for all its connections, and what is wrong with it."""
+    """One direction through a proxy, for all its connections, and the faults to inject."""
 
-    def __init__(self, loop: Callable[[], _Loop]) -> None:
+    def __init__(self, loop: Callable[[], LoopThread]) -> None:
         self._loop = loop
         self._carried = 0
         self._flowing = asyncio.Event()
@@ -300,11 +256,11 @@ class Way:
 
     @property
     def carried(self) -> int:
-        """The bytes that have been passed on so far."""
+        """Bytes forwarded so far."""
         return self._carried
 
     def delay(self, seconds: float, *, jitter: float = 0.0, seed: int = 0) -> None:
-        """Wait before every write, up to `jitter` longer: the same again from the same seed."""
+        """Wait `seconds` before each write, plus up to `jitter`, which `seed` determines."""
 
         def change() -> None:
             self._seconds, self._jitter, self._chance = seconds, jitter, random.Random(seed)
@@ -312,28 +268,28 @@ class Way:
         self._loop().call(change)
 
     def split(self, size: int) -> None:
-        """Write no more than so many bytes at a time."""
+        """Write at most `size` bytes at a time."""
         if size < 1:
             raise ConfigError("split", "a write has 1 byte or more")
         self._change("_size", size)
 
     def cut(self, after: int) -> None:
-        """After so many more bytes end the connection they go through, once, cleanly both ways."""
+        """Close one connection cleanly, both ways, after `after` more bytes."""
         self._loop().call(lambda: self._end_after(after, "cut"))
 
     def reset(self, after: int) -> None:
-        """The same as a reset: neither side hears another word."""
+        """Reset one connection after `after` more bytes: both sides get an error."""
         self._loop().call(lambda: self._end_after(after, "reset"))
 
     def _end_after(self, after: int, how: Literal["cut", "reset"]) -> None:
         self._end = (self._carried + after, how)
 
     def half_open(self) -> None:
-        """Swallow everything that goes this way, ends too: the far side just hears nothing."""
+        """Drop all bytes, and the end of connections: the far side receives nothing."""
         self._change("_silent", True)
 
     def stall(self) -> None:
-        """Read no more this way, so that TCP makes the sender wait."""
+        """Stop reading, so that TCP makes the sender wait."""
         self._loop().call(self._flowing.clear)
 
     def resume(self) -> None:
@@ -341,7 +297,7 @@ class Way:
         self._loop().call(self._flowing.set)
 
     def heal(self) -> None:
-        """Nothing is wrong any more; what was swallowed stays lost."""
+        """Remove all faults; dropped bytes stay lost."""
         self._loop().call(self._make_well)
 
     def _change(self, name: str, value: object) -> None:
@@ -350,18 +306,18 @@ class Way:
     # For the connections, on the proxy's thread
 
     async def _wait(self) -> None:
-        """Wait as long as bytes take on this way now."""
+        """Wait for the current delay."""
         await self._flowing.wait()
         if self._seconds or self._jitter:
             await asyncio.sleep(self._seconds + self._chance.uniform(0, self._jitter))
             await self._flowing.wait()
 
     def _room(self) -> int:
-        """How many bytes may go at once."""
+        """Bytes to write at once."""
         return self._size if self._end is None else min(self._size, self._end[0] - self._carried)
 
     def _fate(self, carried: int) -> Literal["cut", "reset"] | None:
-        """Count what is passed on; is that the end of its connection?"""
+        """Count forwarded bytes; True if the connection ends now."""
         self._carried += carried
         if self._end is None or self._carried < self._end[0]:
             return None
@@ -389,7 +345,7 @@ class Proxy(_Started):
         self._prefix = f"{parts.scheme}://{user}{at}{host}"
         self.to_broker = Way(self._running)
         self.to_client = Way(self._running)
-        self._thread: _Loop | None = None
+        self._thread: LoopThread | None = None
         self._reserved: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -398,42 +354,37 @@ class Proxy(_Started):
 
     @property
     def url(self) -> str:
-        """Where a client finds it: the broker's URL at another port."""
+        """The URL for clients: the broker's, with the proxy's port."""
         return f"{self._prefix}:{self.port}"
 
     @property
     def port(self) -> int:
-        """Where it listens, on loopback."""
+        """The port on loopback."""
         if self._reserved is None:
             raise ConfigError("proxy", "it was not started")
         return int(self._reserved.getsockname()[1])
 
     @property
     def accepted(self) -> int:
-        """How many connections there have been."""
+        """Connections accepted so far."""
         return self._accepted
-
-    @property
-    def open_connections(self) -> int:
-        """How many there are; one that was cut is there until both sides have hung up."""
-        return len(self._connections)
 
     def start(self) -> None:
         """Listen at a free port."""
         if self._thread is None:
             self._reserved = _bound(0)
-            self._thread = _Loop("wirelake proxy", asyncio.new_event_loop())
+            self._thread = LoopThread("wirelake proxy", asyncio.new_event_loop())
             self.accept()
 
     def close(self) -> None:
-        """Hang up everywhere, and listen no more."""
+        """Close all connections, and the listener."""
         if self._thread is not None and self._reserved is not None:
             self.refuse()
             self._thread.close()
             self._thread = None
             self._reserved.close()
 
-    def _running(self) -> _Loop:
+    def _running(self) -> LoopThread:
         if self._thread is None:
             raise ConfigError("proxy", "it is not running")
         return self._thread
@@ -441,22 +392,22 @@ class Proxy(_Started):
     # Both ways
 
     def delay(self, seconds: float, *, jitter: float = 0.0, seed: int = 0) -> None:
-        """Wait before every write, both ways."""
+        """As `Way.delay`, both ways."""
         self.to_broker.delay(seconds, jitter=jitter, seed=seed)
         self.to_client.delay(seconds, jitter=jitter, seed=seed)
 
     def split(self, size: int) -> None:
-        """Write no more than so many bytes at a time, both ways."""
+        """As `Way.split`, both ways."""
         self.to_broker.split(size)
         self.to_client.split(size)
 
     def half_open(self) -> None:
-        """Let each side believe that the other is there and silent."""
+        """As `Way.half_open`, both ways."""
         self.to_broker.half_open()
         self.to_client.half_open()
 
     def stall(self) -> None:
-        """Read no more, either way."""
+        """As `Way.stall`, both ways."""
         self.to_broker.stall()
         self.to_client.stall()
 
@@ -466,7 +417,7 @@ class Proxy(_Started):
         self.to_client.resume()
 
     def heal(self) -> None:
-        """Nothing is wrong any more, either way, and new connections are accepted."""
+        """Remove all faults, both ways, and accept new connections."""
         self.to_broker.heal()
         self.to_client.heal()
         self.accept()
@@ -492,7 +443,7 @@ class Proxy(_Started):
     # New connections
 
     def refuse(self) -> None:
-        """Refuse new connections until `accept`; those that are there stay."""
+        """Refuse new connections until `accept`; existing ones stay."""
         self._running().run(self._refuse())
 
     async def _refuse(self) -> None:

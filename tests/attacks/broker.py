@@ -18,21 +18,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from msgspec.structs import replace
 
 from wirelake.config import hash_token
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.message import Message, Op
+from wirelake.wire import FrameTable
 
 LOOPBACK = "127.0.0.1"
 MIB = 1 << 20
 #: What must come is waited for this long (seconds).
 WAIT = 60.0
-PROGRAM = "from wirelake.cli import main; main()"
 
 
 def token(name: str, **rights: Any) -> str:
@@ -88,7 +87,7 @@ class Broker:
         self._file = folder / "wirelake.toml"
         self._file.write_text(config)
         self._stderr = folder / "stderr"
-        self._command = [*prefix, sys.executable, "-c", PROGRAM, "serve"]
+        self._command = [*prefix, sys.executable, "-m", "wirelake", "serve"]
         self._command += ["--config", str(self._file), "--data", str(self.data), "--http", http]
         for url in listen:
             self._command += ["--listen", url]
@@ -133,12 +132,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def configure(self, config: str) -> None:
@@ -226,7 +220,7 @@ class Broker:
         """What the broker tells operators of itself; `secret` needs the right `admin`."""
         headers = {"$token": secret} if secret else {}
         with Client(self, "kobold-1") as client:
-            answer = client.ask(Message(op="info", address="$node", headers=headers))
+            answer = client.ask(Message(op=Op.INFO, address="$node", headers=headers))
         state: dict[str, Any] = json.loads(answer.payload)
         return state
 
@@ -273,12 +267,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -353,7 +342,7 @@ class Client:
         headers = {"$client": name} if name else {}
         if secret:
             headers["$token"] = secret
-        return self.ask(Message(op="auth", headers=headers))
+        return self.ask(Message(op=Op.AUTH, headers=headers))
 
     def is_closed(self, wait: float = WAIT) -> bool:
         """Read until the broker hangs up, and say whether it did."""

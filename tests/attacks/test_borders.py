@@ -16,7 +16,7 @@ import pytest
 from tests.attacks.broker import LOOPBACK, MIB, Broker, Client, frames, secret_of, token
 from tests.conftest import Certificates
 from tests.http.house import arrow
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.net.access import tls_context
 
 
@@ -100,10 +100,10 @@ def test_cbor_of_any_depth_ends_no_more_than_its_connection(broker: Broker, dial
     for nested in deep:
         with Client(broker, dialect) as client:
             client.send_bytes(plain.replace(value, nested))
-            client.send(Message(op="ping", correlation_id="1"))
+            client.send(Message(op=Op.PING, correlation_id="1"))
             assert client.is_closed(), nested
     with Client(broker, dialect) as client:
-        assert client.ask(Message(op="ping")).op == "pong"
+        assert client.ask(Message(op=Op.PING)).op == Op.PONG
     assert cbor2.loads(value)
     assert "Traceback" not in broker.log()
 
@@ -155,7 +155,7 @@ def shake_hands(broker: Broker, context: ssl.SSLContext) -> bytes:
         socket.create_connection((LOOPBACK, broker.port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as sock,
     ):
-        ask = Message(op="subscribe", address="x", correlation_id="1")
+        ask = Message(op=Op.SUBSCRIBE, address="x", correlation_id="1")
         sock.sendall(frames("kobold-1", ask))
         return sock.recv(4096)
 

@@ -20,7 +20,7 @@ from wirelake.engine.database import entry_crc, message_crc, queue_crc
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.http.ledger import Ledger
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 QUEUE = "q/1"
 MESSAGES = 300
@@ -35,7 +35,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = SqliteEngine(folder)
     engine.declare(QueueSettings(QUEUE, max_deliveries=9))
     for number in range(1, MESSAGES + 1):
-        message = Message(address=QUEUE, payload=b"m%d" % number, id=f"q{number}", op="enqueue")
+        message = Message(address=QUEUE, payload=b"m%d" % number, id=f"q{number}", op=Op.ENQUEUE)
         engine.put(Stored(QUEUE, number, message))
     for number in range(50):
         engine.write_entry(Entry(f"k/{number}", 1, b"v%d" % number))
@@ -197,8 +197,8 @@ def test_a_broker_starts_with_settings_of_a_queue_that_are_null_and_tells_operat
 ) -> None:
     with Broker(tmp_path) as broker:
         with Client(broker) as client:
-            job = Message(op="enqueue", address="jobs", payload=b"job", id="1")
-            assert client.ask(job).op == "ok"
+            job = Message(op=Op.ENQUEUE, address="jobs", payload=b"job", id="1")
+            assert client.ask(job).op == Op.OK
         broker.stop(signal.SIGTERM)
         text = b'{"ack_timeout": null}'
         rewrite(
@@ -209,5 +209,5 @@ def test_a_broker_starts_with_settings_of_a_queue_that_are_null_and_tells_operat
         assert "the settings of the queue jobs" in found[0]["text"]
         assert broker.json("/v1/queues/jobs")["messages"] == 1
         with Client(broker) as client:
-            client.send(Message(op="dequeue", address="jobs", correlation_id="1"))
+            client.send(Message(op=Op.DEQUEUE, address="jobs", correlation_id="1"))
             assert client.receive().payload == b"job"

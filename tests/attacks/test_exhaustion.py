@@ -14,7 +14,7 @@ import pytest
 
 from tests.attacks.broker import LOOPBACK, Broker, Client, eventually
 from wirelake.engine.sqlite import WATCH
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -83,8 +83,8 @@ def test_while_all_connections_are_busy_health_answers_and_others_are_told(
 def test_running_out_of_open_files_is_an_event_and_health_answers(tmp_path: Path) -> None:
     with Broker(tmp_path, preexec=limited(256)) as broker, ExitStack() as stack:
         with Client(broker) as client:
-            put = Message(op="create", address="k", payload=b"before")
-            assert client.ask(put).op == "ok"
+            put = Message(op=Op.CREATE, address="k", payload=b"before")
+            assert client.ask(put).op == Op.OK
         connections = []
         for _ in range(400):
             connections.append(
@@ -104,7 +104,7 @@ def test_running_out_of_open_files_is_an_event_and_health_answers(tmp_path: Path
         def works() -> bool:
             try:
                 with Client(broker) as client:
-                    return client.ask(Message(op="read", address="k")).payload == b"after"
+                    return client.ask(Message(op=Op.READ, address="k")).payload == b"after"
             except ConnectionError:
                 return False
 
@@ -149,16 +149,16 @@ def test_a_data_directory_that_is_gone_is_trouble_within_a_second(
     tmp_path: Path, harm: object
 ) -> None:
     with Broker(tmp_path) as broker, Client(broker) as client:
-        assert client.ask(Message(op="create", address="k", payload=b"1")).op == "ok"
+        assert client.ask(Message(op=Op.CREATE, address="k", payload=b"1")).op == Op.OK
         assert callable(harm)
         assert WATCH < 1
         harm(broker)
         body = eventually(lambda: got[1] if (got := broker.http("/healthz"))[0] == 503 else b"")
         assert json.loads(body)["state"] == "trouble"
         assert "while it was used" in json.loads(body)["text"]
-        refused = client.ask(Message(op="create", address="other", payload=b"2"))
+        refused = client.ask(Message(op=Op.CREATE, address="other", payload=b"2"))
         assert refused.headers["$code"] == "busy"
-        assert client.ask(Message(op="read", address="k")).payload == b"1"
+        assert client.ask(Message(op=Op.READ, address="k")).payload == b"1"
         assert eventually(lambda: broker.events("trouble"))
 
 
@@ -169,5 +169,5 @@ def test_a_data_directory_that_comes_back_ends_the_trouble(tmp_path: Path) -> No
         eventually(lambda: broker.http("/healthz")[0] == 503)
         away.rename(broker.data)
         eventually(lambda: broker.http("/healthz")[0] == 200)
-        assert client.ask(Message(op="create", address="k", payload=b"1")).op == "ok"
+        assert client.ask(Message(op=Op.CREATE, address="k", payload=b"1")).op == Op.OK
         assert eventually(lambda: broker.events("recovered"))

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, secret_of, token
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 
 def test_a_broker_is_started_asked_and_watched(tmp_path: Path) -> None:
     config = token("alice", publish=["#"], subscribe=["#"]) + token("root", admin=True)
     with Broker(tmp_path, config) as broker, Client(broker) as alice:
-        assert alice.login("alice", secret_of("alice")).op == "ok"
-        assert alice.ask(Message(op="subscribe", address="a")).op == "ok"
+        assert alice.login("alice", secret_of("alice")).op == Op.OK
+        assert alice.ask(Message(op=Op.SUBSCRIBE, address="a")).op == Op.OK
         alice.send(Message(address="a", payload=b"x"))
         assert alice.receive().payload == b"x"
         root = secret_of("root")

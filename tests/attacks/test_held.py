@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.attacks.broker import Broker, Client, secret_of, token
 from wirelake.errors import CODES
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -19,29 +19,29 @@ TMQ = ["tmq-1.00", "tmq-1.01"]
 RIGHTS_OF_OPS = {
     "publish": Message(address="x", flags=Flag.ACK),
     "direct": Message(address="x", target="victim"),
-    "subscribe": Message(op="subscribe", address="x"),
-    "subscribe to all": Message(op="subscribe", address="#"),
-    "events": Message(op="subscribe", address="$events"),
-    "serve": Message(op="serve", address="x"),
-    "request": Message(op="request", address="svc"),
-    "enqueue": Message(op="enqueue", address="jobs", id="1"),
-    "enqueue into a new queue": Message(op="enqueue", address="new", id="1"),
-    "dequeue": Message(op="dequeue", address="jobs"),
-    "dequeue from a new queue": Message(op="dequeue", address="new"),
-    "create": Message(op="create", address="new"),
-    "read": Message(op="read", address="key"),
-    "list": Message(op="read", address="#"),
-    "update": Message(op="update", address="key"),
-    "delete": Message(op="delete", address="key"),
-    "watch": Message(op="watch", address="#"),
-    "open": Message(op="open", address="victim"),
+    "subscribe": Message(op=Op.SUBSCRIBE, address="x"),
+    "subscribe to all": Message(op=Op.SUBSCRIBE, address="#"),
+    "events": Message(op=Op.SUBSCRIBE, address="$events"),
+    "serve": Message(op=Op.SERVE, address="x"),
+    "request": Message(op=Op.REQUEST, address="svc"),
+    "enqueue": Message(op=Op.ENQUEUE, address="jobs", id="1"),
+    "enqueue into a new queue": Message(op=Op.ENQUEUE, address="new", id="1"),
+    "dequeue": Message(op=Op.DEQUEUE, address="jobs"),
+    "dequeue from a new queue": Message(op=Op.DEQUEUE, address="new"),
+    "create": Message(op=Op.CREATE, address="new"),
+    "read": Message(op=Op.READ, address="key"),
+    "list": Message(op=Op.READ, address="#"),
+    "update": Message(op=Op.UPDATE, address="key"),
+    "delete": Message(op=Op.DELETE, address="key"),
+    "watch": Message(op=Op.WATCH, address="#"),
+    "open": Message(op=Op.OPEN, address="victim"),
 }
 RIGHTS_OF_TMQ = {
-    "subscribe": Message(op="subscribe", address="x"),
-    "declare": Message(op="declare", address="new", payload=b"\0\0"),
-    "remove": Message(op="remove", address="jobs"),
-    "pull": Message(op="dequeue", address="jobs", payload=b"1"),
-    "direct": Message(op="direct", target="victim"),
+    "subscribe": Message(op=Op.SUBSCRIBE, address="x"),
+    "declare": Message(op=Op.DECLARE, address="new", payload=b"\0\0"),
+    "remove": Message(op=Op.REMOVE, address="jobs"),
+    "pull": Message(op=Op.DEQUEUE, address="jobs", payload=b"1"),
+    "direct": Message(op=Op.DIRECT, target="victim"),
 }
 
 
@@ -54,13 +54,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         Broker(tmp_path_factory.mktemp("held"), config + token("root", admin=True)) as broker,
         Client(broker) as alice,
     ):
-        assert alice.login("victim", secret_of("alice")).op == "ok"
+        assert alice.login("victim", secret_of("alice")).op == Op.OK
         for message in (
-            Message(op="enqueue", address="jobs", id="1"),
-            Message(op="create", address="key", payload=b"secret"),
-            Message(op="serve", address="svc"),
+            Message(op=Op.ENQUEUE, address="jobs", id="1"),
+            Message(op=Op.CREATE, address="key", payload=b"secret"),
+            Message(op=Op.SERVE, address="svc"),
         ):
-            assert alice.ask(message).op == "ok"
+            assert alice.ask(message).op == Op.OK
         yield broker
 
 
@@ -72,9 +72,9 @@ def test_an_op_without_the_right_to_it_is_refused(
 ) -> None:
     with Client(broker, dialect) as client:
         if who == "few":
-            assert client.login("", secret_of("few")).op == "ok"
+            assert client.login("", secret_of("few")).op == Op.OK
         answer = client.ask(RIGHTS_OF_OPS[action])
-        assert answer.op == "error"
+        assert answer.op == Op.ERROR
         assert answer.headers["$code"] == "unauthorized"
         assert b"secret" not in answer.payload
 
@@ -85,14 +85,14 @@ def test_a_tmq_message_without_the_right_to_it_is_refused(
     broker: Broker, dialect: str, action: str
 ) -> None:
     with Client(broker, dialect) as client:
-        client.send(Message(op="handshake"))
-        assert client.receive().op == "handshake"
+        client.send(Message(op=Op.HANDSHAKE))
+        assert client.receive().op == Op.HANDSHAKE
         hello = f"Client-Token: {secret_of('few')}\r\n"
-        client.send(Message(op="hello", payload=hello.encode()))
-        assert client.receive().op == "ok"
+        client.send(Message(op=Op.HELLO, payload=hello.encode()))
+        assert client.receive().op == Op.OK
         client.send(replace(RIGHTS_OF_TMQ[action], id="1", flags=Flag.RESPONSE))
         answer = client.receive()
-        assert (answer.op, answer.content_type) == ("reply", 401), answer
+        assert (answer.op, answer.content_type) == (Op.REPLY, 401), answer
 
 
 NASTY = "a\r\n\r\nb;to=evil;x=1|m|\x00\x1b[2J\u2028\u202e %"
@@ -114,8 +114,8 @@ def test_no_field_of_a_message_becomes_a_message_of_another_dialect(
     with Broker(tmp_path) as broker, Client(broker, dialect) as sender:
         listeners = {other: Client(broker, other) for other in TRANSLATED}
         for listener in listeners.values():
-            listener.send(Message(op="subscribe", address="t/#", correlation_id="1"))
-            assert listener.receive().op == "ok"
+            listener.send(Message(op=Op.SUBSCRIBE, address="t/#", correlation_id="1"))
+            assert listener.receive().op == Op.OK
         sender.send(message, Message(address="t/end", payload=b"end"))
         for other, listener in listeners.items():
             received = [listener.receive()]
@@ -135,9 +135,9 @@ def test_no_field_of_a_message_becomes_a_message_of_another_dialect(
 def test_what_is_refused_is_told_by_one_of_the_known_codes(broker: Broker, dialect: str) -> None:
     with Client(broker, dialect) as client:
         for message in (
-            Message(op="subscribe", address="a/#/b"),
-            Message(op="info", address="$nothing"),
-            Message(op="deliver", address="x"),
+            Message(op=Op.SUBSCRIBE, address="a/#/b"),
+            Message(op=Op.INFO, address="$nothing"),
+            Message(op=Op.DELIVER, address="x"),
         ):
             answer = client.ask(message)
-            assert (answer.op, answer.headers["$code"] in CODES) == ("error", True), answer
+            assert (answer.op, answer.headers["$code"] in CODES) == (Op.ERROR, True), answer

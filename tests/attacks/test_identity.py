@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, frames, secret_of, token
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 EVERYTHING = {one: ["#"] for one in ("publish", "subscribe", "serve", "store", "declare")}
@@ -30,15 +30,15 @@ def test_a_stranger_neither_ends_a_client_nor_gets_its_messages(
         Client(broker, dialect) as thief,
         Client(broker) as sender,
     ):
-        assert owner.login("dev-1", ALICE).op == "ok"
-        refused = thief.ask(Message(op="ping", headers={"$client": "dev-1"}))
-        assert (refused.op, refused.headers["$code"]) == ("error", "unauthorized")
+        assert owner.login("dev-1", ALICE).op == Op.OK
+        refused = thief.ask(Message(op=Op.PING, headers={"$client": "dev-1"}))
+        assert (refused.op, refused.headers["$code"]) == (Op.ERROR, "unauthorized")
         sender.login("sender", ALICE)
-        assert sender.ask(Message(target="dev-1", payload=b"for dev-1")).op == "ok"
+        assert sender.ask(Message(target="dev-1", payload=b"for dev-1")).op == Op.OK
         assert owner.receive().payload == b"for dev-1"
         # The owner comes back, with its token and at once.
         with Client(broker, dialect) as again:
-            assert again.login("dev-1", ALICE).op == "ok"
+            assert again.login("dev-1", ALICE).op == Op.OK
             assert owner.is_closed()
         (event,) = broker.events("takeover", secret_of("root"))
         assert "dev-1" in event["text"]
@@ -53,14 +53,14 @@ def test_a_token_ends_at_the_session_that_checked_it(tmp_path: Path, dialect: st
         Client(broker, dialect) as alice,
     ):
         other.login("other", ALICE)
-        other.ask(Message(op="serve", address="svc"))
-        other.ask(Message(op="subscribe", address="topic"))
+        other.ask(Message(op=Op.SERVE, address="svc"))
+        other.ask(Message(op=Op.SUBSCRIBE, address="topic"))
         messages = {
-            "request": Message(op="request", address="svc", correlation_id="1"),
+            "request": Message(op=Op.REQUEST, address="svc", correlation_id="1"),
             "direct": Message(address="unused", target="other"),
             "publish": Message(address="topic"),
-            "enqueue": Message(op="enqueue", address="jobs", id="7"),
-            "create": Message(op="create", address="key", correlation_id="2"),
+            "enqueue": Message(op=Op.ENQUEUE, address="jobs", id="7"),
+            "create": Message(op=Op.CREATE, address="key", correlation_id="2"),
         }
         for name, message in messages.items():
             alice.send(
@@ -74,7 +74,7 @@ def test_a_token_ends_at_the_session_that_checked_it(tmp_path: Path, dialect: st
                     headers=headers,
                 )
             )
-        other.send(Message(op="dequeue", address="jobs", headers={"$wait": "60000"}))
+        other.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$wait": "60000"}))
         seen: dict[bytes, Message] = {}
         while len(seen) < 4:
             message = other.receive()
@@ -100,7 +100,7 @@ def files_with(folder: Path, needle: bytes) -> list[Path]:
 def test_nobody_else_reads_the_data_whatever_the_umask(tmp_path: Path) -> None:
     shell = ["sh", "-c", 'umask 000; exec "$@"', "sh"]
     with Broker(tmp_path, prefix=shell) as broker, Client(broker) as client:
-        assert client.ask(Message(op="enqueue", address="jobs", payload=b"x")).op == "ok"
+        assert client.ask(Message(op=Op.ENQUEUE, address="jobs", payload=b"x")).op == Op.OK
         modes = {path: stat.S_IMODE(path.stat().st_mode) for path in broker.data.rglob("*")}
         assert stat.S_IMODE(broker.data.stat().st_mode) == 0o700
         assert len(modes) > 3
@@ -117,7 +117,7 @@ def test_a_source_is_what_the_broker_knows(tmp_path: Path, dialect: str) -> None
         Client(broker, dialect) as nameless,
     ):
         listener.login("listener", ALICE)
-        listener.ask(Message(op="subscribe", address="topic"))
+        listener.ask(Message(op=Op.SUBSCRIBE, address="topic"))
         mallory.login("mal", MALLORY)
         nameless.login("", MALLORY)
         claimed = Message(address="topic", source="alice")
@@ -148,12 +148,12 @@ def test_a_redirect_of_tmq_names_its_sender(tmp_path: Path) -> None:
         Client(broker, "tmq-1.01") as mallory,
     ):
         bob.login("bob", ALICE)
-        mallory.send(Message(op="handshake"))
+        mallory.send(Message(op=Op.HANDSHAKE))
         hello = f"Client-Id: mal\r\nClient-Token: {MALLORY}\r\n"
-        mallory.send(Message(op="hello", payload=hello.encode()))
-        inner = Message(op="direct", target="bob", source="alice", payload=b"pay mallory", id="5")
+        mallory.send(Message(op=Op.HELLO, payload=hello.encode()))
+        inner = Message(op=Op.DIRECT, target="bob", source="alice", payload=b"pay mallory", id="5")
         mallory.send(
-            Message(op="redirect", target="bob", payload=frames("tmq-1.01", inner)),
+            Message(op=Op.REDIRECT, target="bob", payload=frames("tmq-1.01", inner)),
         )
         message = bob.receive()
         assert (message.payload, message.source) == (b"pay mallory", "mal")
@@ -163,15 +163,17 @@ def test_nobody_makes_the_message_of_another_a_duplicate(tmp_path: Path) -> None
     with Broker(tmp_path, CONFIG) as broker, Client(broker) as alice, Client(broker) as mallory:
         alice.login("alice-prod", ALICE)
         mallory.login("alice-2", MALLORY)
-        assert alice.ask(Message(op="enqueue", address="orders", payload=b"first")).op == "ok"
+        assert alice.ask(Message(op=Op.ENQUEUE, address="orders", payload=b"first")).op == Op.OK
         forged = {"Wirelake-Client": "alice-prod", "Wirelake-Id": "1"}
         status, body = broker.http(
             "/v1/publish/orders", method="POST", body=b"evil", secret=MALLORY, headers=forged
         )
         assert (status, b"in use" in body) == (409, True), body
         # The same name under another token is another producer.
-        evil = Message(op="enqueue", address="orders", payload=b"evil", id="1", source="alice-prod")
-        assert mallory.ask(evil).op == "ok"
-        real = Message(op="enqueue", address="orders", payload=b"real", id="1", flags=Flag.ACK)
-        assert alice.ask(real).op == "ok"
+        evil = Message(
+            op=Op.ENQUEUE, address="orders", payload=b"evil", id="1", source="alice-prod"
+        )
+        assert mallory.ask(evil).op == Op.OK
+        real = Message(op=Op.ENQUEUE, address="orders", payload=b"real", id="1", flags=Flag.ACK)
+        assert alice.ask(real).op == Op.OK
         assert broker.json("/v1/queues/orders", secret=ALICE)["messages"] == 3

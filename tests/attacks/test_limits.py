@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.attacks.broker import MIB, Broker, Client, eventually
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 QUOTAS = """
 [quotas]
@@ -23,12 +23,12 @@ levels = 8
 """
 
 ATTACKS = {
-    "subscriptions": lambda k: Message(op="subscribe", address=f"s/{k}/+"),
-    "services": lambda k: Message(op="serve", address=f"s/{k}"),
-    "pulls": lambda k: Message(op="dequeue", address="q", headers={"$wait": "999999999"}),
-    "watches": lambda k: Message(op="watch", address=f"s/{k}"),
-    "queues": lambda k: Message(op="enqueue", address=f"q/{k}"),
-    "keys": lambda k: Message(op="create", address=f"k/{k}"),
+    "subscriptions": lambda k: Message(op=Op.SUBSCRIBE, address=f"s/{k}/+"),
+    "services": lambda k: Message(op=Op.SERVE, address=f"s/{k}"),
+    "pulls": lambda k: Message(op=Op.DEQUEUE, address="q", headers={"$wait": "999999999"}),
+    "watches": lambda k: Message(op=Op.WATCH, address=f"s/{k}"),
+    "queues": lambda k: Message(op=Op.ENQUEUE, address=f"q/{k}"),
+    "keys": lambda k: Message(op=Op.CREATE, address=f"k/{k}"),
 }
 
 
@@ -38,14 +38,14 @@ def answers(client: Client, messages: list[Message], *, wait_for: int = 0) -> Co
     Answers that wait for the disk come later than the last one; `wait_for` is how many must come.
     """
     numbered = [replace(one, correlation_id=f"n{k}") for k, one in enumerate(messages)]
-    client.send(*numbered, Message(op="ping", correlation_id="end"))
+    client.send(*numbered, Message(op=Op.PING, correlation_id="end"))
     found: Counter[str] = Counter()
     done = False
     for answer in client.messages():
         if answer.correlation_id == "end":
             done = True
         else:
-            found[answer.payload.decode() if answer.op == "error" else answer.op] += 1
+            found[answer.payload.decode() if answer.op == Op.ERROR else answer.op.label] += 1
         if done and found.total() >= wait_for:
             break
     return found
@@ -59,7 +59,7 @@ def test_more_than_the_quota_is_refused_by_name(tmp_path: Path, kind: str) -> No
         refused = {text: count for text, count in found.items() if "quotas." in text}
         assert list(refused.values()) == [250]
         assert all(f"(quotas.{kind})" in text for text in refused)
-        assert other.ask(Message(op="ping")).op == "pong"
+        assert other.ask(Message(op=Op.PING)).op == Op.PONG
         assert broker.counters()["refused.busy"] == 250
 
 
@@ -83,19 +83,19 @@ def test_quotas_hold_for_http_and_change_while_the_broker_runs(tmp_path: Path) -
 def test_deep_filters_and_a_wildcard_that_comes_and_goes_work_out_little(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, Client(broker) as attacker, Client(broker) as other:
         refused = answers(
-            attacker, [Message(op="subscribe", address="/".join("+" * 100)) for _ in range(100)]
+            attacker, [Message(op=Op.SUBSCRIBE, address="/".join("+" * 100)) for _ in range(100)]
         )
         assert sum(n for text, n in refused.items() if "at most 32 levels" in text) == 100
         deep = ["/".join("+" if k >> bit & 1 else "a" for bit in range(32)) for k in range(900)]
-        answers(attacker, [Message(op="subscribe", address=each) for each in deep])
+        answers(attacker, [Message(op=Op.SUBSCRIBE, address=each) for each in deep])
         other.send(*(Message(address=f"other/{k}", payload=b"x") for k in range(200)))
-        assert other.ask(Message(op="ping")).op == "pong"
+        assert other.ask(Message(op=Op.PING)).op == Op.PONG
         before = broker.counters()["routes_worked_out"]
         for _ in range(20):
-            toggle = [Message(op=op, address="zz/+") for op in ("subscribe", "unsubscribe")]
+            toggle = [Message(op=op, address="zz/+") for op in (Op.SUBSCRIBE, Op.UNSUBSCRIBE)]
             answers(attacker, toggle)
             other.send(*(Message(address=f"other/{k}", payload=b"x") for k in range(200)))
-            assert other.ask(Message(op="ping")).op == "pong"
+            assert other.ask(Message(op=Op.PING)).op == Op.PONG
         assert broker.counters()["routes_worked_out"] == before
 
 
@@ -106,8 +106,8 @@ def test_keys_made_and_deleted_give_their_memory_back(tmp_path: Path) -> None:
         def churn(begin: int, count: int) -> None:
             for at in range(begin, begin + count, 500):
                 names = [f"key/{k}" for k in range(at, at + 500)]
-                made = [Message(op="create", address=name, payload=b"v" * 100) for name in names]
-                gone = [Message(op="delete", address=name) for name in names]
+                made = [Message(op=Op.CREATE, address=name, payload=b"v" * 100) for name in names]
+                gone = [Message(op=Op.DELETE, address=name) for name in names]
                 assert answers(client, [*made, *gone], wait_for=1000) == {"ok": 1000}
 
         churn(0, 12_000)
@@ -119,8 +119,8 @@ def test_keys_made_and_deleted_give_their_memory_back(tmp_path: Path) -> None:
 
 def test_one_key_updated_again_and_again_with_a_ttl_holds_no_memory(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, Client(broker) as client:
-        update = Message(op="update", address="k", payload=b"v", ttl=2_000_000_000)
-        answers(client, [Message(op="create", address="k")] + [update] * 2000, wait_for=2001)
+        update = Message(op=Op.UPDATE, address="k", payload=b"v", ttl=2_000_000_000)
+        answers(client, [Message(op=Op.CREATE, address="k")] + [update] * 2000, wait_for=2001)
         before = broker.rss()
         for _ in range(10):
             assert answers(client, [update] * 2000, wait_for=2000) == {"ok": 2000}

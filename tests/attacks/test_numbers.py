@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.attacks.broker import Broker, Client
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 HUGE = "5" * 5000
 #: Arabic-Indic: a digit, but not one of ASCII.
@@ -30,39 +30,39 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def test_a_parameter_of_an_op(broker: Broker, dialect: str, number: str) -> None:
     with Client(broker, dialect) as client:
         for message in (
-            Message(op="subscribe", address="a", headers={"$count": number}),
-            Message(op="dequeue", address="q", headers={"$count": number}),
-            Message(op="dequeue", address="q", headers={"$wait": number}),
-            Message(op="update", address="k", payload=b"2", headers={"$rev": number}),
-            Message(op="delete", address="k", headers={"$rev": number}),
-            Message(op="watch", address="k", headers={"$rev": number}),
-            Message(op="enqueue", address="q", headers={"delay": number}),
+            Message(op=Op.SUBSCRIBE, address="a", headers={"$count": number}),
+            Message(op=Op.DEQUEUE, address="q", headers={"$count": number}),
+            Message(op=Op.DEQUEUE, address="q", headers={"$wait": number}),
+            Message(op=Op.UPDATE, address="k", payload=b"2", headers={"$rev": number}),
+            Message(op=Op.DELETE, address="k", headers={"$rev": number}),
+            Message(op=Op.WATCH, address="k", headers={"$rev": number}),
+            Message(op=Op.ENQUEUE, address="q", headers={"delay": number}),
         ):
             answer = client.ask(message)
-            assert (answer.op, answer.headers["$code"]) == ("error", "bad_request"), message
+            assert (answer.op, answer.headers["$code"]) == (Op.ERROR, "bad_request"), message
             assert len(answer.payload) < 200
-        assert client.ask(Message(op="read", address="k")).payload == b"1"
+        assert client.ask(Message(op=Op.READ, address="k")).payload == b"1"
 
 
 @pytest.mark.parametrize("number", BAD[:-1])
 def test_what_tmq_asks_for(broker: Broker, number: str) -> None:
     with Client(broker, "tmq-1.01") as client:
-        client.send(Message(op="handshake"))
+        client.send(Message(op=Op.HANDSHAKE))
         client.receive()
-        client.send(Message(op="hello", payload=b"Client-Id: numbers\r\n"))
+        client.send(Message(op=Op.HELLO, payload=b"Client-Id: numbers\r\n"))
         client.receive()
         for identity, message in enumerate(
             (
-                Message(op="dequeue", address="t", payload=number.encode(), flags=Flag.RESPONSE),
+                Message(op=Op.DEQUEUE, address="t", payload=number.encode(), flags=Flag.RESPONSE),
                 Message(
-                    op="declare",
+                    op=Op.DECLARE,
                     address="t/1",
                     payload=b"\0\0Max-Deliveries: " + number.encode() + b"\r\n",
                     flags=Flag.RESPONSE,
                 ),
             )
         ):
-            if b"1e9" in message.payload and message.op == "declare":
+            if b"1e9" in message.payload and message.op == Op.DECLARE:
                 continue  # a number that this setting can have, written otherwise
             client.send(
                 Message(

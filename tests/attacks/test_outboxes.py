@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, frames
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 OUTBOX = 8 * MIB
 TOTAL = 256 * MIB
@@ -28,14 +28,14 @@ def fill(broker: Broker, attack: Attack) -> None:
     """Put in place what an attack asks for: a key of 20 MiB, 60 of 1 MiB, queues."""
     with Client(broker) as client:
         if attack is read_a_large_key:
-            client.ask(Message(op="create", address="large", payload=b"x" * (20 * MIB)))
+            client.ask(Message(op=Op.CREATE, address="large", payload=b"x" * (20 * MIB)))
         if attack is list_many_keys:
             for key in range(60):
-                client.ask(Message(op="create", address=f"keys/{key}", payload=b"x" * MIB))
+                client.ask(Message(op=Op.CREATE, address=f"keys/{key}", payload=b"x" * MIB))
         if attack is pull_from_a_queue:
             for n in range(30 * TEN):
                 name = f"q/{n % TEN}"
-                client.ask(Message(op="enqueue", address=name, id=f"{n}", payload=b"x" * MIB))
+                client.ask(Message(op=Op.ENQUEUE, address=name, id=f"{n}", payload=b"x" * MIB))
     time.sleep(1)
 
 
@@ -47,37 +47,37 @@ def deaf(broker: Broker, stack: ExitStack) -> Client:
 def publish_to_oneself(broker: Broker, stack: ExitStack, number: int) -> None:
     """600 MB to an address that the publisher subscribes to itself."""
     client = deaf(broker, stack)
-    client.send(Message(op="subscribe", address=f"a/{number}"))
+    client.send(Message(op=Op.SUBSCRIBE, address=f"a/{number}"))
     client.flood(frames("kobold-3", Message(address=f"a/{number}", payload=b"x" * 1_000_000)), 600)
 
 
 def read_a_large_key(broker: Broker, stack: ExitStack, number: int) -> None:
     """50 reads of a key of 20 MiB, in one packet."""
     client = deaf(broker, stack)
-    client.send(*[Message(op="read", address="large", correlation_id="r")] * 50)
+    client.send(*[Message(op=Op.READ, address="large", correlation_id="r")] * 50)
     time.sleep(1)
 
 
 def list_many_keys(broker: Broker, stack: ExitStack, number: int) -> None:
     """20 lists of 60 keys of 1 MiB, and a watch that begins with all of them."""
     client = deaf(broker, stack)
-    client.send(*[Message(op="read", address="keys/#", correlation_id="r")] * 20)
+    client.send(*[Message(op=Op.READ, address="keys/#", correlation_id="r")] * 20)
     watcher = deaf(broker, stack)
-    watcher.send(Message(op="watch", address="keys/#", headers={"$rev": "0"}))
+    watcher.send(Message(op=Op.WATCH, address="keys/#", headers={"$rev": "0"}))
     time.sleep(1)
 
 
 def ask_for_information(broker: Broker, stack: ExitStack, number: int) -> None:
     """Half a million questions, each with an answer of a kilobyte."""
     client = deaf(broker, stack)
-    question = Message(op="info", address="$node", correlation_id="x" * 200)
+    question = Message(op=Op.INFO, address="$node", correlation_id="x" * 200)
     client.flood(frames("kobold-3", *[question] * 500), 1000)
 
 
 def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
     """200 MB to a client that does not read."""
     victim = deaf(broker, stack)
-    victim.send(Message(op="ping", headers={"$client": f"victim-{number}"}))
+    victim.send(Message(op=Op.PING, headers={"$client": f"victim-{number}"}))
     eventually(lambda: is_there(broker, f"victim-{number}"))
     message = Message(target=f"victim-{number}", payload=b"x" * 1_000_000)
     for _ in range(2):  # whoever sends may be let go on when the victim has been disconnected
@@ -87,9 +87,9 @@ def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
 def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
     """300 MB of requests to a service that does not read."""
     service = deaf(broker, stack)
-    service.send(Message(op="serve", address=f"s/{number}", headers={"$client": f"s-{number}"}))
+    service.send(Message(op=Op.SERVE, address=f"s/{number}", headers={"$client": f"s-{number}"}))
     eventually(lambda: is_there(broker, f"s-{number}"))
-    request = Message(op="request", address=f"s/{number}", payload=b"x" * 1_000_000)
+    request = Message(op=Op.REQUEST, address=f"s/{number}", payload=b"x" * 1_000_000)
     client = deaf(broker, stack)
     client.flood(frames("kobold-3", *[_numbered(request, n) for n in range(10)]), 30)
 
@@ -97,21 +97,21 @@ def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
 def watch_a_key(broker: Broker, stack: ExitStack, number: int) -> None:
     """Changes of a key of 150 kB, by clients that hang up after each, and a deaf watcher."""
     watcher = deaf(broker, stack)
-    watcher.send(Message(op="watch", address=f"w/{number}"))
+    watcher.send(Message(op=Op.WATCH, address=f"w/{number}"))
     with Client(broker) as client:
-        client.ask(Message(op="create", address=f"w/{number}", payload=b"x"))
+        client.ask(Message(op=Op.CREATE, address=f"w/{number}", payload=b"x"))
     for _ in range(100):
         with Client(broker) as client:
-            client.ask(Message(op="update", address=f"w/{number}", payload=b"x" * 150_000))
+            client.ask(Message(op=Op.UPDATE, address=f"w/{number}", payload=b"x" * 150_000))
 
 
 def pull_from_a_queue(broker: Broker, stack: ExitStack, number: int) -> None:
     """Pulls of 30 messages of 1 MiB at once, and the same queue consumed by somebody deaf."""
     puller = deaf(broker, stack)
-    puller.send(Message(op="dequeue", address=f"q/{number}", headers={"$count": "20"}))
-    puller.send(*[Message(op="dequeue", address=f"q/{number}", headers={"$count": "9"})] * 10)
+    puller.send(Message(op=Op.DEQUEUE, address=f"q/{number}", headers={"$count": "20"}))
+    puller.send(*[Message(op=Op.DEQUEUE, address=f"q/{number}", headers={"$count": "9"})] * 10)
     consumer = deaf(broker, stack)
-    consumer.send(Message(op="subscribe", address=f"q/{number}", headers={"$count": "1000"}))
+    consumer.send(Message(op=Op.SUBSCRIBE, address=f"q/{number}", headers={"$count": "1000"}))
     time.sleep(1)
 
 
@@ -167,7 +167,7 @@ def test_memory_is_bounded_by_one_outbox(tmp_path: Path, attack: Attack) -> None
         print(f"{attack.__name__}: {grown / MIB:.0f} MiB")
         assert grown < 2 * OUTBOX + SLACK + (BACKLOG if attack in WRITING else 0)
         with Client(broker) as client:
-            assert client.ask(Message(op="ping")).op == "pong"
+            assert client.ask(Message(op=Op.PING)).op == Op.PONG
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def test_readers_of_the_log_that_do_not_read_stay_within_the_budget(tmp_path: Pa
         with Client(broker) as client:
             for _ in range(400):
                 client.send(Message(address="a", payload=b"x" * 1_000_000))
-            client.ask(Message(op="ping"))
+            client.ask(Message(op=Op.PING))
         eventually(lambda: max(one["next"] for one in log(broker)) == 400)
         partition = max(log(broker), key=lambda one: one["next"])["partition"]
         before = broker.forget_peak()

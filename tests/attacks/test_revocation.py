@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, secret_of, token
 from tests.http.house import arrow, rows
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 ROOT = token("root", publish=["#"], subscribe=["#"], admin=True)
 READER = token("reader", subscribe=["#"])
@@ -114,11 +114,11 @@ def test_a_whole_log_is_read_with_a_token_that_stays(broker: Broker) -> None:
 
 def test_a_revoked_token_cannot_go_on_by_a_message_on_the_wire(broker: Broker) -> None:
     with Client(broker) as client:
-        assert client.login("", secret_of("reader")).op == "ok"
+        assert client.login("", secret_of("reader")).op == Op.OK
         broker.configure(ROOT)
         assert client.is_closed()
     with Client(broker) as client:
         answer = client.ask(
-            Message(op="subscribe", address="#", headers={"$token": secret_of("reader")})
+            Message(op=Op.SUBSCRIBE, address="#", headers={"$token": secret_of("reader")})
         )
         assert answer.headers["$code"] == "unauthorized"

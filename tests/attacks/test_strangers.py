@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, secret_of, token
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 ROOT = token(
     "root", publish=["#"], subscribe=["#"], serve=["#"], store=["#"], declare=["#"], admin=True
@@ -24,14 +24,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker with a queue, a key, a service, a topic and a client of the same name."""
     folder = tmp_path_factory.mktemp("strangers")
     with Broker(folder, ROOT + READER) as started, Client(started) as root:
-        assert root.login(THERE, secret_of("root")).op == "ok"
+        assert root.login(THERE, secret_of("root")).op == Op.OK
         for message in (
-            Message(op="enqueue", address=f"q/{THERE}"),
-            Message(op="create", address=f"k/{THERE}"),
-            Message(op="serve", address=f"s/{THERE}"),
-            Message(op="subscribe", address=f"t/{THERE}"),
+            Message(op=Op.ENQUEUE, address=f"q/{THERE}"),
+            Message(op=Op.CREATE, address=f"k/{THERE}"),
+            Message(op=Op.SERVE, address=f"s/{THERE}"),
+            Message(op=Op.SUBSCRIBE, address=f"t/{THERE}"),
         ):
-            assert root.ask(message).op == "ok"
+            assert root.ask(message).op == Op.OK
         yield started
 
 
@@ -41,25 +41,25 @@ def refusals(broker: Broker, dialect: str, name: str, secret: str) -> list[str]:
     told = []
     with Client(broker, dialect) as client:
         if secret:
-            assert client.login("", secret).op == "ok"
+            assert client.login("", secret).op == Op.OK
         for message in (
             Message(address=t, flags=Flag.ACK),
             Message(address=q, flags=Flag.ACK),
-            Message(op="publish", address="direct", target=name),
-            Message(op="open", address=name),
-            *(Message(op="subscribe", address=address) for address in (q, k, s, t)),
-            Message(op="serve", address=s),
-            Message(op="request", address=s),
-            Message(op="enqueue", address=q),
-            Message(op="enqueue", address=t),
-            Message(op="dequeue", address=q),
-            Message(op="ack", address=q, id="1"),
-            Message(op="nack", address=q, id="1"),
-            Message(op="create", address=k),
-            Message(op="read", address=k),
-            Message(op="update", address=k),
-            Message(op="delete", address=k),
-            Message(op="watch", address=k),
+            Message(op=Op.PUBLISH, address="direct", target=name),
+            Message(op=Op.OPEN, address=name),
+            *(Message(op=Op.SUBSCRIBE, address=address) for address in (q, k, s, t)),
+            Message(op=Op.SERVE, address=s),
+            Message(op=Op.REQUEST, address=s),
+            Message(op=Op.ENQUEUE, address=q),
+            Message(op=Op.ENQUEUE, address=t),
+            Message(op=Op.DEQUEUE, address=q),
+            Message(op=Op.ACK, address=q, id="1"),
+            Message(op=Op.NACK, address=q, id="1"),
+            Message(op=Op.CREATE, address=k),
+            Message(op=Op.READ, address=k),
+            Message(op=Op.UPDATE, address=k),
+            Message(op=Op.DELETE, address=k),
+            Message(op=Op.WATCH, address=k),
         ):
             answer = client.ask(message)
             assert answer.headers["$code"] == "unauthorized", (message, answer)
@@ -82,24 +82,24 @@ def test_refusals_of_tmq_are_the_same_whether_something_is_there_or_not(broker: 
     for name in (THERE, NOT_THERE):
         q, s, t = (f"{kind}/{name}" for kind in "qst")
         with Client(broker, "tmq-1.01") as client:
-            client.send(Message(op="handshake"))
+            client.send(Message(op=Op.HANDSHAKE))
             client.receive()
             client.send(
-                Message(op="hello", payload=f"Client-Token: {secret_of('reader')}\r\n".encode())
+                Message(op=Op.HELLO, payload=f"Client-Token: {secret_of('reader')}\r\n".encode())
             )
             client.receive()
             answers = []
             for number, (op, address) in enumerate(
                 (
-                    *(("publish", address) for address in (q, s, t)),
-                    *(("subscribe", address) for address in (q, s, t)),
-                    *(("declare", address) for address in (q, s, t)),
-                    *(("remove", address) for address in (q, t)),
-                    ("dequeue", q),
+                    *((Op.PUBLISH, address) for address in (q, s, t)),
+                    *((Op.SUBSCRIBE, address) for address in (q, s, t)),
+                    *((Op.DECLARE, address) for address in (q, s, t)),
+                    *((Op.REMOVE, address) for address in (q, t)),
+                    (Op.DEQUEUE, q),
                 )
             ):
-                payload = b"\0\0" if op == "declare" else b"1"
-                flags = Flag.RESPONSE | (Flag.ACK if op == "publish" else Flag(0))
+                payload = b"\0\0" if op == Op.DECLARE else b"1"
+                flags = Flag.RESPONSE | (Flag.ACK if op == Op.PUBLISH else Flag(0))
                 client.send(
                     Message(
                         op=op, address=address, payload=payload, flags=flags, id=f"{number + 1}"
@@ -117,12 +117,12 @@ def test_refusals_of_tmq_are_the_same_whether_something_is_there_or_not(broker: 
 def test_info_tells_a_stranger_nothing(broker: Broker, dialect: str) -> None:
     with Client(broker, dialect) as client:
         for address in ("$node", "$queues", "$nothing"):
-            answer = client.ask(Message(op="info", address=address))
+            answer = client.ask(Message(op=Op.INFO, address=address))
             assert answer.headers["$code"] == "unauthorized"
             assert answer.payload == b"no right to know this"
-        assert client.login("", secret_of("reader")).op == "ok"
-        assert client.ask(Message(op="info", address="$node")).op == "ok"
-        assert client.ask(Message(op="info", address="$nothing")).headers["$code"] == "not_found"
+        assert client.login("", secret_of("reader")).op == Op.OK
+        assert client.ask(Message(op=Op.INFO, address="$node")).op == Op.OK
+        assert client.ask(Message(op=Op.INFO, address="$nothing")).headers["$code"] == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_guessing_tokens_by_http_is_slowed_down_and_told(tmp_path: Path) -> None
 def test_two_thousand_guesses_on_one_connection_end_it(tmp_path: Path, dialect: str) -> None:
     with Broker(tmp_path, ROOT) as broker, Client(broker, dialect) as client:
         guesses = [
-            Message(op="auth", correlation_id="1", headers={"$token": f"guess-{number}"})
+            Message(op=Op.AUTH, correlation_id="1", headers={"$token": f"guess-{number}"})
             for number in range(2000)
         ]
         client.send(*guesses)
@@ -201,9 +201,9 @@ def test_a_client_id_has_a_length_and_an_alphabet(tmp_path: Path, dialect: str) 
         for name in ("Z" * 65, "a+b", "#", "$events"):
             with Client(broker, dialect) as client:
                 answer = client.login(name)
-                assert (answer.op, answer.headers.get("$code")) == ("error", "bad_request"), name
+                assert (answer.op, answer.headers.get("$code")) == (Op.ERROR, "bad_request"), name
         with Client(broker, dialect) as client:
-            assert client.login("Z" * 64).op == "ok"
+            assert client.login("Z" * 64).op == Op.OK
 
 
 def test_progress_is_written_by_its_own_token_or_an_operator(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, frames, secret_of, token
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 TOKENS = token("alice", publish=["#"], subscribe=["#"]) + token("root", admin=True)
 SLACK = 64 * MIB
@@ -40,11 +40,11 @@ def test_whoever_authenticates_may_send_large_messages_at_once(
     headers = {"$token": secret_of("alice")}
     with Broker(tmp_path, TOKENS) as broker, Client(broker, dialect) as alice:
         alice.send(
-            Message(op="auth", correlation_id="1", headers=headers),
-            Message(op="subscribe", address="a", correlation_id="2"),
+            Message(op=Op.AUTH, correlation_id="1", headers=headers),
+            Message(op=Op.SUBSCRIBE, address="a", correlation_id="2"),
             Message(address="a", payload=b"x" * MIB),
         )
-        assert [alice.receive().op for _ in range(3)].count("ok") == 2
+        assert [alice.receive().op for _ in range(3)].count(Op.OK) == 2
 
 
 def test_unfinished_frames_of_all_share_a_budget(tmp_path: Path) -> None:
@@ -57,12 +57,14 @@ def test_unfinished_frames_of_all_share_a_budget(tmp_path: Path) -> None:
         assert broker.peak() - before < 32 * MIB + SLACK
         assert "limits.unfinished" in broker.events("unfinished_frames")[0]["text"]
         with Client(broker) as other:  # the latest gets what the others had
-            other.ask(Message(op="subscribe", address="b"))
+            other.ask(Message(op=Op.SUBSCRIBE, address="b"))
             other.send(Message(address="b", payload=b"y" * (20 * MIB)))
             assert len(other.receive().payload) == 20 * MIB
 
 
-@pytest.mark.parametrize("begun", [b"", frames("kobold-3", Message(op="ping", correlation_id="1"))])
+@pytest.mark.parametrize(
+    "begun", [b"", frames("kobold-3", Message(op=Op.PING, correlation_id="1"))]
+)
 def test_a_byte_now_and_then_is_no_progress(tmp_path: Path, begun: bytes) -> None:
     config = "handshake_timeout = 1\n[limits]\nmin_rate = 100"
     with Broker(tmp_path, config) as broker, Client(broker) as slow, Client(broker) as quick:
@@ -86,7 +88,7 @@ def test_a_byte_now_and_then_is_no_progress(tmp_path: Path, begun: bytes) -> Non
         assert slow.is_closed()
         assert broker.log().count("limits.min_rate") == 1
         quick.send_bytes(data[(turn + 1) * 5000 :])
-        quick.send(Message(op="ping", correlation_id="2"))
+        quick.send(Message(op=Op.PING, correlation_id="2"))
         assert quick.receive().correlation_id == "2"
 
 
@@ -94,10 +96,10 @@ def test_connections_are_limited_in_all(tmp_path: Path) -> None:
     with Broker(tmp_path, "[limits]\nconnections = 20") as broker, ExitStack() as stack:
         known = [stack.enter_context(Client(broker)) for _ in range(20)]
         for client in known:
-            assert client.ask(Message(op="ping")).op == "pong"
+            assert client.ask(Message(op=Op.PING)).op == Op.PONG
         refused = [stack.enter_context(Client(broker)) for _ in range(30)]
         assert all(client.is_closed() for client in refused)
-        assert known[0].ask(Message(op="ping")).op == "pong"
+        assert known[0].ask(Message(op=Op.PING)).op == Op.PONG
         known.pop().close()
         eventually(lambda: "connections" in broker.state())
         assert broker.counters()["refused_connections"] >= 30

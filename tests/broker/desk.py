@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
-from wirelake.broker.session import Session
+from wirelake.broker.session import Session, begin_session
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.message import Flag, Message, Op
+from wirelake.wire import FrameTable
 
 DIALECT_ROLES = {"mfp-1": "pub"}
 
@@ -64,7 +65,7 @@ class Client:
         self._is_receiving = self._again = False
         self.budget: Budget | None = None  # what waits counts there, if it is set
         self._held: list[bytes | memoryview] = []
-        self.session: Session = desk.node.session(self, dialect, desk.now)
+        self.session: Session = begin_session(desk.node, self, dialect, desk.now)
 
     # The link
 
@@ -107,7 +108,7 @@ class Client:
         self.paused = False
         if self._is_receiving:
             self._again = True
-        elif self.desk.node.reading is None:
+        elif self.desk.node.flow.reading is None:
             self.say(b"")
         else:
             self.desk.later.append(self)
@@ -135,19 +136,19 @@ class Client:
         """The dialect's opening."""
         if self.dialect == "mfp-1":
             full = f"{name or 'some client'}:{token}" if token else name or "some client"
-            self.send(Message(op="handshake", source=full, headers={"$connection": role}))
+            self.send(Message(op=Op.HANDSHAKE, source=full, headers={"$connection": role}))
         elif self.dialect.startswith("tmq"):
             lines = [f"Client-Id: {name}"] * bool(name) + [f"Client-Token: {token}"] * bool(token)
-            self.send(Message(op="handshake"))
-            self.send(Message(op="hello", payload="\r\n".join([*lines, ""]).encode()))
+            self.send(Message(op=Op.HANDSHAKE))
+            self.send(Message(op=Op.HELLO, payload="\r\n".join([*lines, ""]).encode()))
         elif self.dialect == "boson-text":
             if token:
-                self.send(Message(op="auth", headers={"$token": token}))
+                self.send(Message(op=Op.AUTH, headers={"$token": token}))
         elif name or token:
             headers = {"$client": name} if name else {}
             if token:
                 headers["$token"] = token
-            self.send(Message(op="auth", headers=headers))
+            self.send(Message(op=Op.AUTH, headers=headers))
         self.opening = self.take()
 
     def say(self, data: bytes) -> None:
@@ -172,7 +173,7 @@ class Client:
     def subscribe(self, *filters: str) -> None:
         """Subscribe, and read away the answers."""
         for filter in filters:
-            self.send(Message(op="subscribe", address=filter))
+            self.send(Message(op=Op.SUBSCRIBE, address=filter))
         self.take()
 
     def publish(self, address: str, payload: bytes, *, ack: bool = False) -> None:
@@ -189,9 +190,9 @@ class Client:
 
     def payloads(self) -> list[bytes]:
         """The payloads of published messages that have come since the last time."""
-        return [m.payload for m in self.take() if m.op == "publish"]
+        return [m.payload for m in self.take() if m.op == Op.PUBLISH]
 
 
 def ops(messages: Sequence[Message]) -> list[str]:
     """Just the ops."""
-    return [message.op for message in messages]
+    return [message.op.label for message in messages]

@@ -10,10 +10,11 @@ import pytest
 
 from tests.broker.desk import Desk
 from wirelake.broker.node import Node
+from wirelake.dialects import DIALECTS
 from wirelake.engine.arrow_stream import decode
 from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message
-from wirelake.wire import DIALECTS, FrameTable
+from wirelake.message import Flag, Message, Op
+from wirelake.wire import FrameTable
 
 PARTITIONS = 4
 
@@ -70,7 +71,7 @@ def test_what_is_refused_or_excluded_or_reserved_is_not_captured(desk: Desk) -> 
 def test_a_token_is_never_captured(desk: Desk) -> None:
     client = desk.client("kobold-3")
     client.send(Message("a", b"x", headers={"$token": "geheim", "unit": "C"}))
-    client.send(Message(op="auth", headers={"$token": "geheim"}))
+    client.send(Message(op=Op.AUTH, headers={"$token": "geheim"}))
     (row,) = logged(desk)
     assert row["headers"] == [("unit", "C")]
 
@@ -78,12 +79,12 @@ def test_a_token_is_never_captured(desk: Desk) -> None:
 def test_a_request_and_its_reply_have_one_correlation_id_that_nobody_else_has(desk: Desk) -> None:
     """decision 46"""
     service = desk.client("kobold-1", "clock")
-    service.send(Message(op="serve", address="time"))
+    service.send(Message(op=Op.SERVE, address="time"))
     for name in ("anne", "bert"):
         asker = desk.client("kobold-2", name)
-        asker.send(Message(op="request", address="time", payload=b"?", correlation_id="same"))
-        (request,) = [m for m in service.take() if m.op == "request"]
-        service.send(Message(op="reply", correlation_id=request.correlation_id, payload=b"noon"))
+        asker.send(Message(op=Op.REQUEST, address="time", payload=b"?", correlation_id="same"))
+        (request,) = [m for m in service.take() if m.op == Op.REQUEST]
+        service.send(Message(op=Op.REPLY, correlation_id=request.correlation_id, payload=b"noon"))
         assert asker.take()[-1].correlation_id == "same"
     rows = logged(desk)
     assert [(row["op"], row["source"], row["target"]) for row in rows] == [
@@ -99,9 +100,9 @@ def test_a_request_and_its_reply_have_one_correlation_id_that_nobody_else_has(de
 
 def test_a_request_that_fails_leaves_an_error_with_its_code(desk: Desk) -> None:
     service = desk.client("kobold-1", "clock")
-    service.send(Message(op="serve", address="time"))
+    service.send(Message(op=Op.SERVE, address="time"))
     asker = desk.client("kobold-2", "anne")
-    asker.send(Message(op="request", address="time", correlation_id="t", ttl=1000))
+    asker.send(Message(op=Op.REQUEST, address="time", correlation_id="t", ttl=1000))
     desk.pass_time(2)
     request, error = logged(desk)
     assert (error["op"], error["headers"]) == ("error", [("$code", "timeout")])
@@ -112,10 +113,10 @@ def test_the_life_of_a_queue_message_is_captured(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
     desk.client("mfp-1", "maker").publish("jobs", b"not yet a queue")
     desk.client("kobold-3", "maker").send(
-        Message(op="enqueue", address="jobs", payload=b"work", id="j1")
+        Message(op=Op.ENQUEUE, address="jobs", payload=b"work", id="j1")
     )
-    worker.send(Message(op="subscribe", address="jobs"))
-    for op, headers in (("nack", {}), ("nack", {"$requeue": "0"})):
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
+    for op, headers in ((Op.NACK, {}), (Op.NACK, {"$requeue": "0"})):
         worker.send(Message(op=op, address="jobs", id="j1", headers=headers))
     rows = logged(desk, "enqueue", "deliver", "nack", "dead", "ack")
     life = [(row["op"], dict(row["headers"]).get("$attempt")) for row in rows if row["id"] == "j1"]
@@ -135,12 +136,12 @@ def test_the_life_of_a_queue_message_is_captured(desk: Desk) -> None:
 def test_changes_of_the_store_direct_messages_and_streams_are_captured(desk: Desk) -> None:
     anne, bert = desk.client("kobold-2", "anne"), desk.client("kobold-3", "bert")
     anne.send(
-        Message(op="create", address="key", payload=b"v"),
-        Message(op="delete", address="key"),
-        Message(op="publish", target="bert", payload=b"hello"),
-        Message(op="open", address="bert", correlation_id="s", payload=b"a file"),
-        Message(op="data", correlation_id="s", payload=b"bytes"),
-        Message(op="close", correlation_id="s"),
+        Message(op=Op.CREATE, address="key", payload=b"v"),
+        Message(op=Op.DELETE, address="key"),
+        Message(op=Op.PUBLISH, target="bert", payload=b"hello"),
+        Message(op=Op.OPEN, address="bert", correlation_id="s", payload=b"a file"),
+        Message(op=Op.DATA, correlation_id="s", payload=b"bytes"),
+        Message(op=Op.CLOSE, correlation_id="s"),
     )
     assert bert.take()
     told = {
@@ -170,17 +171,17 @@ def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None
     client.publish("a", b"live")
     client.publish("a", b"asked", ack=True)
     client.send(
-        Message(op="enqueue", address="jobs", payload=b"x", correlation_id="t1"),
-        Message(op="create", address="key", payload=b"x", correlation_id="t2"),
+        Message(op=Op.ENQUEUE, address="jobs", payload=b"x", correlation_id="t1"),
+        Message(op=Op.CREATE, address="key", payload=b"x", correlation_id="t2"),
     )
     assert subscriber.payloads() == [b"live"]
     answers = client.take()
     assert [m.headers["$code"] for m in answers] == ["busy"] * 3
     assert all(b"no space left" in m.payload for m in answers)
-    assert desk.node.counters["dropped.uncaptured"] == 1
+    assert desk.node.vitals.counters["dropped.uncaptured"] == 1
     desk.node.engine.trouble = ""
     client.publish("a", b"again", ack=True)
-    assert [m.op for m in client.take()] == ["ok"]
+    assert [m.op for m in client.take()] == [Op.OK]
     assert [row["payload"] for row in logged(desk)] == [b"again"]
 
 
@@ -247,7 +248,7 @@ def test_publishers_wait_for_a_disk_that_is_too_far_behind() -> None:
     other.publish("a", b"x")
     waiting += [fast.paused, other.paused]
     assert waiting == [False, True, True]
-    assert desk.node.counters["disk_waits"] == 1
+    assert desk.node.vitals.counters["disk_waits"] == 1
     fast.session.lost("gone")
     engine.catch_up()
     assert not other.paused
@@ -258,7 +259,7 @@ def test_an_answer_leaves_when_what_it_answers_is_durable() -> None:
     desk = Desk(Node(engine))
     client = desk.client("kobold-2")
     client.send(*[Message("a", b"x", id=f"m{n}", flags=Flag.ACK) for n in range(100)])
-    client.send(Message(op="create", address="key", payload=b"v", correlation_id="t"))
+    client.send(Message(op=Op.CREATE, address="key", payload=b"v", correlation_id="t"))
     assert client.take() == []
     engine.catch_up()
     assert [m.id or m.correlation_id for m in client.take()] == [

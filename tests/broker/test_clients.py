@@ -7,7 +7,7 @@ import pytest
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.clients import Clients
 from wirelake.broker.rights import Rights
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 #: The dialects in which a client names itself and can have a token.
 NAMING = [
@@ -23,9 +23,8 @@ def desk() -> Desk:
     alice = Rights("alice", EVERYTHING, EVERYTHING)
     bob = Rights("bob", EVERYTHING, EVERYTHING)
     few = Rights("few", EVERYTHING, EVERYTHING, clients=("dev-7", "sensor/+"))
-    desk.node.rights_of_strangers = Rights("stranger")
-    desk.node.tokens = {"old": alice, "new": alice, "b": bob, "f": few}.get
-    desk.node.all_rights = [desk.node.rights_of_strangers, alice, bob, few]
+    desk.node.clients.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_token = {"old": alice, "new": alice, "b": bob, "f": few}.get
     return desk
 
 
@@ -34,7 +33,7 @@ def was_let_in(client: Client) -> bool:
 
 
 def takeovers(desk: Desk) -> list[object]:
-    return [event["text"] for event in desk.node.events if event["event"] == "takeover"]
+    return [event["text"] for event in desk.node.vitals.events if event["event"] == "takeover"]
 
 
 @pytest.mark.parametrize("dialect", NAMING)
@@ -101,9 +100,9 @@ def test_both_connections_of_an_mfp_client_have_the_same_token(desk: Desk) -> No
 @pytest.mark.parametrize("dialect", ["boson-binary", "kobold-1", "kobold-2", "kobold-3"])
 def test_a_client_that_changes_its_token_loses_its_id(desk: Desk, dialect: str) -> None:
     client = desk.client(dialect, "dev-1", token="old")
-    client.send(Message(op="auth", headers={"$token": "b"}))
+    client.send(Message(op=Op.AUTH, headers={"$token": "b"}))
     assert client.session.client_id == ""
-    client.send(Message(op="auth", correlation_id="1", headers={"$client": "dev-1"}))
+    client.send(Message(op=Op.AUTH, correlation_id="1", headers={"$client": "dev-1"}))
     assert ops(client.take()) == ["error"], "it is reserved for the first token"
 
 

@@ -12,7 +12,7 @@ from wirelake.broker.queues import MAX_NAME
 from wirelake.broker.rights import Rights
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -22,26 +22,25 @@ ALL = ("#",)
 def with_tokens(**tokens: Rights) -> Desk:
     """A broker with these tokens, and no rights for strangers."""
     desk = Desk(Node(MemoryEngine()))
-    desk.node.rights_of_strangers = Rights("stranger")
-    desk.node.tokens = tokens.get
-    desk.node.all_rights = [desk.node.rights_of_strangers, *tokens.values()]
+    desk.node.clients.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_token = tokens.get
     return desk
 
 
 def wish(dialect: str, name: str) -> list[Message]:
     """What makes an address a queue, in every way that a dialect has."""
     if dialect in TMQ:
-        declare = Message(op="declare", address=name, payload=b"\0\0", flags=Flag.RESPONSE, id="1")
-        pull = Message(op="dequeue", address=name, payload=b"1", flags=Flag.RESPONSE, id="2")
+        declare = Message(op=Op.DECLARE, address=name, payload=b"\0\0", flags=Flag.RESPONSE, id="1")
+        pull = Message(op=Op.DEQUEUE, address=name, payload=b"1", flags=Flag.RESPONSE, id="2")
         return [declare, pull]
     asking = Message(address=name, correlation_id="1", id="1")
-    return [replace(asking, op=op) for op in ("enqueue", "dequeue")]
+    return [replace(asking, op=op) for op in (Op.ENQUEUE, Op.DEQUEUE)]
 
 
 def code(client: Client) -> str:
     """The code that a client was refused with, empty if it was not."""
     answer = client.take()[-1]
-    if answer.op == "reply":
+    if answer.op == Op.REPLY:
         return {200: "", 202: "", 401: "unauthorized"}.get(answer.content_type, "conflict")
     return answer.headers.get("$code", "")
 
@@ -65,7 +64,7 @@ def test_to_make_a_queue_takes_the_right_to(dialect: str, way: int) -> None:
     assert "jobs/1" in desk.node.queues
     # One that is there is used with the rights to publish and to subscribe.
     client = desk.client("kobold-3", token="r")
-    client.send(Message(op="enqueue", address="jobs/1", correlation_id="1"))
+    client.send(Message(op=Op.ENQUEUE, address="jobs/1", correlation_id="1"))
     assert code(client) == ""
 
 
@@ -108,24 +107,24 @@ def test_a_wildcard_keeps_it_a_topic_for_those_without_a_configured_right(dialec
 def test_observers_never_keep_an_address_a_topic() -> None:
     desk = Desk()
     observer = LocalSession(
-        desk.node, LocalLink("page", bool), desk.node.rights_of_strangers, desk.now
+        desk.node, LocalLink("page", bool), desk.node.clients.rights_of_strangers, desk.now
     )
     observer.observes = True
-    desk.node.subscribe(observer, "jobs", desk.now)
-    desk.node.subscribe(observer, "#", desk.now)
+    desk.node.topics.subscribe(observer, "jobs", desk.now)
+    desk.node.topics.subscribe(observer, "#", desk.now)
     client = desk.client("kobold-3")
-    client.send(Message(op="enqueue", address="jobs", correlation_id="1"))
+    client.send(Message(op=Op.ENQUEUE, address="jobs", correlation_id="1"))
     assert code(client) == ""
 
 
 def bury(desk: Desk, queue: str) -> None:
     """Put a message into a queue, take it and refuse it."""
     client = desk.client("kobold-3")
-    client.send(Message(op="enqueue", address=queue, payload=b"j1", id="j1"))
-    client.send(Message(op="dequeue", address=queue))
+    client.send(Message(op=Op.ENQUEUE, address=queue, payload=b"j1", id="j1"))
+    client.send(Message(op=Op.DEQUEUE, address=queue))
     client.take()
     client.send(
-        Message(op="nack", address=queue, id="j1", correlation_id="1", headers={"$requeue": "0"})
+        Message(op=Op.NACK, address=queue, id="j1", correlation_id="1", headers={"$requeue": "0"})
     )
     assert code(client) == ""
 
@@ -136,10 +135,10 @@ def test_who_subscribed_to_the_dead_letters_before_there_was_a_queue_gets_them()
     waiting.subscribe("jobs/$dead")
     bury(desk, "jobs")
     (letter,) = waiting.take()
-    assert (letter.op, letter.payload) == ("deliver", b"j1")
+    assert (letter.op, letter.payload) == (Op.DELIVER, b"j1")
     assert letter.headers["dead.reason"] == "rejected"
     assert len(desk.node.queues.get("jobs")) == 0
-    waiting.send(Message(op="ack", address="jobs/$dead", id=letter.id))
+    waiting.send(Message(op=Op.ACK, address="jobs/$dead", id=letter.id))
     assert len(desk.node.queues.get("jobs/$dead")) == 0
 
 
@@ -148,7 +147,7 @@ def test_dead_letters_are_taken_with_the_right_to_subscribe_alone() -> None:
     desk = with_tokens(w=worker)
     desk.node.queues.declare(QueueSettings("jobs"))
     client = desk.client("kobold-3", token="w")
-    client.send(Message(op="dequeue", address="jobs/$dead", correlation_id="1"))
+    client.send(Message(op=Op.DEQUEUE, address="jobs/$dead", correlation_id="1"))
     assert code(client) == ""
 
 
@@ -157,7 +156,7 @@ def test_messages_that_die_in_the_clock_reach_the_dead_letters() -> None:
     desk.client("kobold-3").subscribe("e/$dead")
     desk.node.queues.declare(QueueSettings("e", max_deliveries=1, ack_timeout=0.2))
     client = desk.client("kobold-3")
-    client.send(*[Message(op="enqueue", address="e", id=str(n)) for n in range(20)])
+    client.send(*[Message(op=Op.ENQUEUE, address="e", id=str(n)) for n in range(20)])
     client.subscribe("e")
     desk.pass_time(3)
     assert len(desk.node.queues.get("e")) == 0
@@ -167,7 +166,7 @@ def test_messages_that_die_in_the_clock_reach_the_dead_letters() -> None:
 def test_a_name_leaves_room_for_its_dead_letters() -> None:
     desk = Desk()
     client = desk.client("kobold-3")
-    client.send(Message(op="enqueue", address="L" * (MAX_NAME + 1), correlation_id="1"))
+    client.send(Message(op=Op.ENQUEUE, address="L" * (MAX_NAME + 1), correlation_id="1"))
     assert code(client) == "bad_request"
     bury(desk, "L" * MAX_NAME)
     assert len(desk.node.queues.get("L" * MAX_NAME + "/$dead")) == 1
@@ -182,8 +181,8 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
     desk = Desk()
     client = desk.client(dialect)
     payload = f"\0\0{setting}: {value}\r\n".encode()
-    client.send(Message(op="declare", address="q", payload=payload, flags=Flag.RESPONSE, id="1"))
+    client.send(Message(op=Op.DECLARE, address="q", payload=payload, flags=Flag.RESPONSE, id="1"))
     (answer,) = client.take()
-    assert (answer.op, answer.content_type) == ("reply", 400)
+    assert (answer.op, answer.content_type) == (Op.REPLY, 400)
     assert setting.lower().replace("-", "_").encode() in answer.payload
     assert "q" not in desk.node.queues

@@ -4,18 +4,24 @@ from collections.abc import Callable
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.budget import Budget
-from wirelake.broker.flow import Flow, Policy
-from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Message
+from wirelake.broker.endpoint import Policy
+from wirelake.message import Message, Op
 
 OUTBOX = 10_000
 BLOCK = b"x" * 900
 
 
+def desk_of(outbox: int) -> Desk:
+    """A broker whose outboxes are full at this many bytes."""
+    desk = Desk()
+    desk.node.flow.outbox = outbox
+    return desk
+
+
 def desk_with(policies: dict[str, Policy] | None = None) -> tuple[Desk, Client, Client, Client]:
     """A broker, a publisher, a subscriber that stopped reading and one that reads."""
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX, policies=policies)))
+    desk = desk_of(OUTBOX)
+    desk.node.flow.policies = dict(policies or {})
     publisher = desk.client("kobold-3", "publisher")
     stopped, reading = desk.client("kobold-3", "stopped"), desk.client("kobold-1", "reading")
     for subscriber in (stopped, reading):
@@ -51,7 +57,7 @@ def test_a_slow_consumer_is_disconnected_after_two_seconds_and_the_event_is_coun
     assert (stopped.is_open, publisher.paused) == (True, True)
     desk.pass_time(0.75)
     assert (stopped.is_open, publisher.paused) == (False, False)
-    assert desk.node.counters["slow_consumers"] == 1
+    assert desk.node.vitals.counters["slow_consumers"] == 1
     publisher.publish("a", b"after")
     assert reading.payloads()[-1] == b"after"
 
@@ -89,7 +95,7 @@ def test_the_policy_drop_drops_the_newest_for_that_subscriber_alone() -> None:
     assert len(reading.payloads()) == 99
     stopped.drain()
     kept = len(stopped.payloads())
-    assert kept + desk.node.counters["dropped.slow_consumer"] == 99
+    assert kept + desk.node.vitals.counters["dropped.slow_consumer"] == 99
     assert kept < 20
 
 
@@ -145,7 +151,7 @@ def test_one_that_is_full_for_a_moment_does_not_suffer_for_a_slow_one() -> None:
 
 
 def test_nothing_more_is_read_from_a_client_whose_own_outbox_is_full() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "echo")
     client.subscribe("a")
     client.reads = False
@@ -159,10 +165,10 @@ def test_nothing_more_is_read_from_a_client_whose_own_outbox_is_full() -> None:
 
 
 def test_a_read_of_many_questions_stops_where_the_outbox_is_full_and_goes_on_there() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "asker")
     client.reads = False
-    asked = [Message(op="info", address="$node", correlation_id=str(n)) for n in range(200)]
+    asked = [Message(op=Op.INFO, address="$node", correlation_id=str(n)) for n in range(200)]
     client.send(*asked)
     assert client.paused
     assert client.buffered < OUTBOX + 2000
@@ -175,14 +181,14 @@ def test_a_read_of_many_questions_stops_where_the_outbox_is_full_and_goes_on_the
 
 
 def test_a_long_list_is_written_as_it_is_read_and_in_order() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=OUTBOX)))
+    desk = desk_of(OUTBOX)
     client = desk.client("kobold-3", "reader")
     for n in range(50):
-        client.send(Message(op="create", address=f"k/{n:02}", payload=BLOCK))
+        client.send(Message(op=Op.CREATE, address=f"k/{n:02}", payload=BLOCK))
     client.take()
     client.reads = False
-    client.send(Message(op="read", address="k/#", correlation_id="l"), Message(op="ping", id="p"))
-    client.send(Message(op="watch", address="k/#", headers={"$rev": "0"}))
+    client.send(Message(op=Op.READ, address="k/#", correlation_id="l"), Message(op=Op.PING, id="p"))
+    client.send(Message(op=Op.WATCH, address="k/#", headers={"$rev": "0"}))
     assert client.buffered < OUTBOX + 2000
     other = desk.client("kobold-3", "writer")
     told: list[Message] = []
@@ -191,16 +197,16 @@ def test_a_long_list_is_written_as_it_is_read_and_in_order() -> None:
         told += client.take()
         desk.pass_time(0.25)
         if turn == 6:  # the watch has told some keys, and not this one
-            other.send(Message(op="update", address="k/49", payload=b"new"))
+            other.send(Message(op=Op.UPDATE, address="k/49", payload=b"new"))
     assert [one.address for one in told[:50]] == [f"k/{n:02}" for n in range(50)]
-    assert [one.op for one in told[50:52]] == ["ok", "pong"]
+    assert [one.op for one in told[50:52]] == [Op.OK, Op.PONG]
     assert sorted(one.address for one in told[52:]) == [f"k/{n:02}" for n in range(50)]
 
 
 def test_whoever_sends_direct_messages_or_requests_waits_too() -> None:
-    for message in (Message(target="stopped"), Message(op="request", address="s")):
+    for message in (Message(target="stopped"), Message(op=Op.REQUEST, address="s")):
         desk, publisher, stopped, _ = desk_with()
-        stopped.send(Message(op="serve", address="s"))
+        stopped.send(Message(op=Op.SERVE, address="s"))
         for number in range(100):
             publisher.send(
                 Message(
@@ -221,14 +227,14 @@ def test_whoever_sends_direct_messages_or_requests_waits_too() -> None:
 
 def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_read() -> None:
     desk, _, stopped, _ = desk_with()
-    stopped.send(Message(op="watch", address="w"))
+    stopped.send(Message(op=Op.WATCH, address="w"))
     late: list[Callable[[], object]] = []
     # A disk that takes a while:
     desk.node.engine.after = late.append  # type: ignore[assignment,method-assign]
     stopped_at = 0
     for number in range(40):
         writer = desk.client("kobold-3")
-        op = "update" if number else "create"
+        op = Op.UPDATE if number else Op.CREATE
         writer.send(Message(op=op, address="w", payload=BLOCK))
         writer.session.lost("gone")
         while late:
@@ -242,9 +248,10 @@ def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_rea
 
 def desk_with_budget(total: int) -> tuple[Desk, list[Client]]:
     """A broker with a large key, and clients that stopped reading."""
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=total // 2, total=total)))
+    desk = desk_of(total // 2)
+    desk.node.flow.budget.most = total
     clients = [desk.client("kobold-3", f"reader-{n}") for n in range(8)]
-    clients[0].send(Message(op="create", address="k", payload=b"x" * 200_000))
+    clients[0].send(Message(op=Op.CREATE, address="k", payload=b"x" * 200_000))
     clients[0].take()
     for client in clients:
         client.budget = desk.node.flow.budget
@@ -255,7 +262,7 @@ def desk_with_budget(total: int) -> tuple[Desk, list[Client]]:
 def test_large_answers_wait_for_the_budget_and_the_largest_outboxes_make_room() -> None:
     desk, clients = desk_with_budget(1_000_000)
     for client in clients:
-        client.send(Message(op="read", address="k", correlation_id="r"))
+        client.send(Message(op=Op.READ, address="k", correlation_id="r"))
     waiting = [client for client in clients if client.paused]
     assert len(waiting) == 4  # four of 200 000 bytes, and more than that, fit
     assert desk.node.flow.budget.used < 1_000_000
@@ -265,8 +272,8 @@ def test_large_answers_wait_for_the_budget_and_the_largest_outboxes_make_room() 
     assert sum(client.paused for client in clients) == 3
     desk.pass_time(0.75)
     assert clients[0].is_open
-    assert desk.node.counters["slow_consumers"] > 0
-    assert "flow.total" in str(desk.node.events[-1]["text"])
+    assert desk.node.vitals.counters["slow_consumers"] > 0
+    assert "flow.total" in str(desk.node.vitals.events[-1]["text"])
     desk.pass_time(5)
     assert not any(client.paused for client in clients if client.is_open)
     assert desk.node.flow.budget.used < 1_000_000

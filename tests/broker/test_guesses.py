@@ -9,7 +9,7 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.guesses import FORGOTTEN, FREE, FREE_ADDRESS, LONGEST, MOST, QUIET, Guesses
 from wirelake.broker.rights import Rights, all_rights
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 DIALECTS = ["kobold-1", "kobold-2", "kobold-3", "boson-binary", "boson-text"]
 
@@ -19,15 +19,14 @@ def desk() -> Desk:
     """A broker with one right token."""
     desk = Desk()
     mine = all_rights("mine")
-    desk.node.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_strangers = Rights("stranger")
     desk.checked = 0  # type: ignore[attr-defined]  # of tokens that were looked at
 
     def tokens(token: str) -> Rights | None:
         desk.checked += 1  # type: ignore[attr-defined]
         return mine if token == "right" else None
 
-    desk.node.tokens = tokens
-    desk.node.all_rights = [desk.node.rights_of_strangers, mine]
+    desk.node.clients.rights_of_token = tokens
     return desk
 
 
@@ -38,7 +37,7 @@ def checked(desk: Desk) -> int:
 
 def guess(client: Client, token: str) -> None:
     """Show a token."""
-    client.send(Message(op="auth", correlation_id="1", headers={"$token": token}))
+    client.send(Message(op=Op.AUTH, correlation_id="1", headers={"$token": token}))
 
 
 def visitor(desk: Desk, dialect: str, host: str) -> Client:
@@ -60,7 +59,9 @@ def test_a_connection_that_guesses_has_to_wait_longer_and_longer(desk: Desk, dia
         before, begun = checked(desk), desk.now
         while checked(desk) == before:
             desk.now += 0.05
-            desk.node.guesses._connections[client.session].attempts = 0  # or it would be closed
+            desk.node.clients.guesses._connections[
+                client.session
+            ].attempts = 0  # or it would be closed
             guess(client, f"more-{number}")
         waits.append(desk.now - begun)
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(waits))
@@ -111,7 +112,7 @@ def test_another_machine_that_guesses_has_to_wait_however_often_it_connects(desk
 def test_guesses_are_told_to_operators_now_and_then(desk: Desk) -> None:
     def told() -> list[dict[str, object]]:
         desk.node.tick(desk.now)
-        return [event for event in desk.node.events if event["event"] == "wrong_tokens"]
+        return [event for event in desk.node.vitals.events if event["event"] == "wrong_tokens"]
 
     for _ in range(FREE_ADDRESS):
         guess(visitor(desk, "kobold-3", "127.0.0.1"), "wrong")

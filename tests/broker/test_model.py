@@ -8,8 +8,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.broker.desk import Client, Desk
 from wirelake.address import matches
-from wirelake.message import Message
-from wirelake.wire import DIALECTS
+from wirelake.dialects import DIALECTS
+from wirelake.message import Message, Op
 
 ADDRESSES = st.sampled_from(["a", "b", "a/b", "a/b/c", "/a", "b/"])
 FILTERS = st.sampled_from(["a", "b", "+", "#", "a/+", "a/#", "+/b", "/+", "a/b/c", "b/"])
@@ -36,7 +36,7 @@ class Broker(RuleBasedStateMachine):
         self.models: list[Model] = []
         self.names = 0
 
-    @rule(target=clients, dialect=st.sampled_from(DIALECTS))
+    @rule(target=clients, dialect=st.sampled_from(list(DIALECTS)))
     def come(self, dialect: str) -> Model:
         self.names += 1
         model = Model(self.desk.client(dialect, f"client-{self.names}", "sub"))
@@ -45,18 +45,18 @@ class Broker(RuleBasedStateMachine):
 
     @rule(model=clients, filter=FILTERS)
     def subscribe(self, model: Model, filter: str) -> None:
-        model.client.send(Message(op="subscribe", address=filter))
+        model.client.send(Message(op=Op.SUBSCRIBE, address=filter))
         if filter not in model.filters:
             model.filters.append(filter)
 
     @rule(model=clients, filter=FILTERS)
     def unsubscribe(self, model: Model, filter: str) -> None:
-        model.client.send(Message(op="unsubscribe", address=filter))
+        model.client.send(Message(op=Op.UNSUBSCRIBE, address=filter))
         if filter in model.filters:
             model.filters.remove(filter)
 
     @rule(
-        dialect=st.sampled_from(DIALECTS),
+        dialect=st.sampled_from(list(DIALECTS)),
         batch=st.lists(st.tuples(ADDRESSES, PAYLOADS), min_size=1, max_size=8),
         cut=st.integers(0, 200),
     )

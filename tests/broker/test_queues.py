@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
-from wirelake.broker.queues import size_of
+from wirelake.broker.queue import size_of
+from wirelake.dialects import DIALECTS
 from wirelake.engine.base import QueueSettings
 from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message
-from wirelake.wire import DIALECTS
+from wirelake.message import Flag, Message, Op
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -27,7 +27,7 @@ def desk() -> Desk:
 
 def deliveries(client: Client) -> list[Message]:
     """The queue messages that have come, whatever the dialect calls them."""
-    return [m for m in client.take() if m.op in ("deliver", "publish")]
+    return [m for m in client.take() if m.op in (Op.DELIVER, Op.PUBLISH)]
 
 
 def put(client: Client, *payloads: bytes, **fields: object) -> None:
@@ -36,7 +36,7 @@ def put(client: Client, *payloads: bytes, **fields: object) -> None:
     client.send(*[replace(message, payload=payload) for payload in payloads])
 
 
-def answer(client: Client, op: str, message: Message, **headers: str) -> None:
+def answer(client: Client, op: Op, message: Message, **headers: str) -> None:
     """Ack or nack a delivery."""
     shown = {f"${name}": value for name, value in headers.items()}
     client.send(Message(op=op, address=message.address, id=message.id, headers=shown))
@@ -50,7 +50,7 @@ def test_a_client_of_any_dialect_takes_part_with_its_own_publish_and_subscribe(
     producing = desk.client(producer, "producer")
     put(producing, b"1", b"2", b"3")
     consuming = desk.client(consumer, "consumer", "sub")
-    consuming.send(Message(op="subscribe", address="jobs"))
+    consuming.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     assert [m.payload for m in deliveries(consuming)] == [b"1", b"2", b"3"]
     assert len(desk.node.queues.get("jobs")) == (3 if consumer in ACKING else 0)
 
@@ -59,11 +59,11 @@ def test_a_client_of_any_dialect_takes_part_with_its_own_publish_and_subscribe(
 def test_a_queue_keeps_the_type_and_the_uid_of_an_mfp_message(desk: Desk, kind: int) -> None:
     # spec: mfp 6
     producer = desk.client("mfp-1", "producer")
-    producer.send(Message(op="topic", address="jobs"))
+    producer.send(Message(op=Op.TOPIC, address="jobs"))
     frame = b"\x02" + bytes(range(16)) + b"\0\0\0\x04" + bytes([kind, 1]) + b"hi"
     producer.say(frame)
     consumer = desk.client("mfp-1", "consumer", "sub")
-    consumer.send(Message(op="subscribe", address="jobs"))
+    consumer.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     assert frame in bytes(consumer.received)
 
 
@@ -74,10 +74,10 @@ def test_a_message_is_gone_when_it_is_acked_and_comes_again_when_it_is_nacked(
     put(desk.client("kobold-3"), b"1", b"2")
     worker = desk.client(dialect, "worker")
     worker.subscribe()
-    worker.send(Message(op="subscribe", address="jobs"))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     one, two = deliveries(worker)
-    answer(worker, "ack", one)
-    answer(worker, "nack", two)
+    answer(worker, Op.ACK, one)
+    answer(worker, Op.NACK, two)
     (again,) = deliveries(worker)
     assert (again.payload, again.id) == (b"2", two.id)
     if dialect in OPS:
@@ -85,14 +85,14 @@ def test_a_message_is_gone_when_it_is_acked_and_comes_again_when_it_is_nacked(
     else:
         assert [bool(m.flags & Flag.FIRST) for m in (two, again)] == [True, False]
         assert two.flags & Flag.ACK  # DE: the queue wants an acknowledgement
-    answer(worker, "ack", again)
+    answer(worker, Op.ACK, again)
     assert len(desk.node.queues.get("jobs")) == 0
 
 
 def test_messages_go_to_one_consumer_at_a_time_in_turn(desk: Desk) -> None:
     workers = [desk.client(dialect, f"w-{dialect}") for dialect in ("kobold-1", "tmq-1.01")]
     for worker in workers:
-        worker.send(Message(op="subscribe", address="jobs"))
+        worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("boson-text"), *[b"%d" % k for k in range(6)])
     assert [[m.payload for m in deliveries(worker)] for worker in workers] == [
         [b"0", b"2", b"4"], [b"1", b"3", b"5"],
@@ -101,36 +101,36 @@ def test_messages_go_to_one_consumer_at_a_time_in_turn(desk: Desk) -> None:
 
 def test_what_is_not_acked_in_time_or_held_by_a_lost_consumer_goes_to_another(desk: Desk) -> None:
     first, second = desk.client("kobold-1", "one"), desk.client("kobold-2", "two")
-    first.send(Message(op="subscribe", address="jobs"))
+    first.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("kobold-3"), b"a", b"b")
     assert len(deliveries(first)) == 2
     desk.pass_time(31)
     assert [m.headers["$attempt"] for m in deliveries(first)] == ["2", "2"]
-    second.send(Message(op="subscribe", address="jobs"))
+    second.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     first.session.lost("gone")
     assert [m.headers["$attempt"] for m in deliveries(second)] == ["3", "3"]
 
 
 def test_after_too_many_deliveries_a_message_is_dead_and_says_why(desk: Desk) -> None:
     worker = desk.client("kobold-3", "worker")
-    worker.send(Message(op="subscribe", address="jobs"))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("kobold-3"), b"poison", headers={"k": "v"})
     for _ in range(5):
         (message,) = deliveries(worker)
-        answer(worker, "nack", message)
+        answer(worker, Op.NACK, message)
     assert deliveries(worker) == []
-    worker.send(Message(op="dequeue", address="jobs/$dead", correlation_id="d"))
+    worker.send(Message(op=Op.DEQUEUE, address="jobs/$dead", correlation_id="d"))
     dead, end = worker.take()
     assert (dead.payload, dead.headers["dead.reason"]) == (b"poison", "too many deliveries")
     assert dead.headers["k"] == "v"
-    assert (end.op, end.headers["$count"]) == ("ok", "1")
+    assert (end.op, end.headers["$count"]) == (Op.OK, "1")
 
 
 def test_a_nack_without_requeue_is_dead_at_once(desk: Desk) -> None:
     worker = desk.client("kobold-1", "worker")
-    worker.send(Message(op="subscribe", address="jobs"))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("kobold-3"), b"x")
-    answer(worker, "nack", deliveries(worker)[0], requeue="0")
+    answer(worker, Op.NACK, deliveries(worker)[0], requeue="0")
     assert len(desk.node.queues.get("jobs")) == 0
     assert len(desk.node.queues.get("jobs/$dead")) == 1
 
@@ -140,7 +140,7 @@ def test_urgent_messages_go_before_the_others(desk: Desk) -> None:
     put(producer, b"1", b"2")
     put(producer, b"urgent", priority=1)
     worker = desk.client("kobold-1")
-    worker.send(Message(op="dequeue", address="jobs", headers={"$count": "9"}))
+    worker.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "9"}))
     assert [m.payload for m in deliveries(worker)] == [b"urgent", b"1", b"2"]
 
 
@@ -148,16 +148,16 @@ def test_a_message_past_its_ttl_is_dropped_and_counted(desk: Desk) -> None:
     put(desk.client("kobold-3"), b"old", ttl=500)
     desk.pass_time(1)
     assert len(desk.node.queues.get("jobs")) == 0
-    assert desk.node.counters["dropped.expired"] == 1
+    assert desk.node.vitals.counters["dropped.expired"] == 1
 
 
 def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
-    worker.send(Message(op="subscribe", address="jobs", headers={"$count": "2"}))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", headers={"$count": "2"}))
     put(desk.client("kobold-3"), *[b"%d" % k for k in range(5)])
     held = deliveries(worker)
     assert len(held) == 2
-    answer(worker, "ack", held[0])
+    answer(worker, Op.ACK, held[0])
     assert [m.payload for m in deliveries(worker)] == [b"2"]
 
 
@@ -165,21 +165,21 @@ def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
 def test_a_dequeue_waits_for_messages_and_tells_its_end(desk: Desk, dialect: str) -> None:
     worker = desk.client(dialect, "worker")
     headers = {"$count": "2", "$wait": "1000"}
-    worker.send(Message(op="dequeue", address="jobs", correlation_id="d", headers=headers))
+    worker.send(Message(op=Op.DEQUEUE, address="jobs", correlation_id="d", headers=headers))
     put(desk.client("kobold-3"), b"1")
     assert [m.payload for m in deliveries(worker)] == [b"1"]
     desk.pass_time(2)
     (end,) = worker.take()
-    assert (end.op, end.correlation_id, end.headers["$count"]) == ("ok", "d", "1")
+    assert (end.op, end.correlation_id, end.headers["$count"]) == (Op.OK, "d", "1")
 
 
 def test_an_enqueue_declares_its_queue_unless_it_is_a_topic_in_use(desk: Desk) -> None:
     client = desk.client("kobold-1")
-    client.send(Message(op="enqueue", address="new", payload=b"x", correlation_id="e"))
-    assert [m.op for m in client.take()] == ["ok"]
+    client.send(Message(op=Op.ENQUEUE, address="new", payload=b"x", correlation_id="e"))
+    assert [m.op for m in client.take()] == [Op.OK]
     assert len(desk.node.queues.get("new")) == 1
-    client.send(Message(op="subscribe", address="used"))
-    client.send(Message(op="enqueue", address="used", payload=b"x", correlation_id="e"))
+    client.send(Message(op=Op.SUBSCRIBE, address="used"))
+    client.send(Message(op=Op.ENQUEUE, address="used", payload=b"x", correlation_id="e"))
     assert [m.headers["$code"] for m in client.take()] == ["conflict"]
 
 
@@ -194,34 +194,34 @@ def test_a_wildcard_matches_no_queue(desk: Desk) -> None:
 def test_tmq_creates_lists_pulls_and_removes_queues(desk: Desk, dialect: str) -> None:  # tmq 4, 6
     client = desk.client(dialect, "admin")
 
-    def ask(op: str, address: str = "", payload: bytes = b"") -> tuple[int, bytes]:
+    def ask(op: Op, address: str = "", payload: bytes = b"") -> tuple[int, bytes]:
         client.send(Message(op=op, address=address, payload=payload, id="r", flags=Flag.RESPONSE))
-        (reply,) = [m for m in client.take() if m.op == "reply"]
+        (reply,) = [m for m in client.take() if m.op == Op.REPLY]
         return reply.content_type, reply.payload
 
     settings = b"\x00\x07Mode: pull\r\nMax-Deliveries: 2\r\n"
-    assert ask("declare", "q", settings) == (200, b"")
-    assert ask("declare", "q", settings)[0] == 481
-    assert ask("declare", "r", b"\x00\x00Mode: nonsense\r\n")[0] == 400
+    assert ask(Op.DECLARE, "q", settings) == (200, b"")
+    assert ask(Op.DECLARE, "q", settings)[0] == 481
+    assert ask(Op.DECLARE, "r", b"\x00\x00Mode: nonsense\r\n")[0] == 400
     client.send(Message(address="q", payload=b"x"), Message(address="q", payload=b"y"))
-    client.send(Message(op="subscribe", address="q"))
+    client.send(Message(op=Op.SUBSCRIBE, address="q"))
     assert deliveries(client) == []
-    client.send(Message(op="dequeue", address="q", payload=b"1"))
+    client.send(Message(op=Op.DEQUEUE, address="q", payload=b"1"))
     assert [m.payload for m in deliveries(client)] == [b"x"]
-    assert b'"messages": 2' in ask("list")[1]
-    assert ask("remove", "q")[0] == 200
-    assert ask("remove", "q")[0] == 404
+    assert b'"messages": 2' in ask(Op.LIST)[1]
+    assert ask(Op.REMOVE, "q")[0] == 200
+    assert ask(Op.REMOVE, "q")[0] == 404
 
 
 def test_in_mode_push_every_consumer_gets_it_and_one_ack_is_enough(desk: Desk) -> None:
     desk.node.queues.declare(QueueSettings("all", mode="push"))
     workers = [desk.client("kobold-1", f"w{k}") for k in range(3)]
     for worker in workers:
-        worker.send(Message(op="subscribe", address="all"))
+        worker.send(Message(op=Op.SUBSCRIBE, address="all"))
     desk.client("kobold-3").publish("all", b"x")
     got = [deliveries(worker) for worker in workers]
     assert [len(each) for each in got] == [1, 1, 1]
-    workers[1].send(Message(op="ack", address="all", id=got[1][0].id))
+    workers[1].send(Message(op=Op.ACK, address="all", id=got[1][0].id))
     desk.pass_time(40)
     assert len(desk.node.queues.get("all")) == 0
     assert [deliveries(worker) for worker in workers] == [[], [], []]
@@ -229,13 +229,13 @@ def test_in_mode_push_every_consumer_gets_it_and_one_ack_is_enough(desk: Desk) -
 
 def test_two_messages_of_one_id_can_be_told_apart(desk: Desk) -> None:
     worker = desk.client("kobold-1", "worker")
-    worker.send(Message(op="subscribe", address="jobs"))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("kobold-3", "one"), b"1", id="same")
     put(desk.client("kobold-3", "two"), b"2", id="same")
     one, two = deliveries(worker)
     assert one.id != two.id
     for message in (one, two):
-        answer(worker, "ack", message)
+        answer(worker, Op.ACK, message)
     assert len(desk.node.queues.get("jobs")) == 0
 
 
@@ -244,12 +244,12 @@ def test_open_queues_and_unacked_messages_are_there_again() -> None:
     desk = Desk(Node(engine))
     client = desk.client("kobold-3")
     for k in range(3):
-        client.send(Message(op="enqueue", address="jobs", payload=b"%d" % k))
-    client.send(Message(op="dequeue", address="jobs", headers={"$count": "2"}))
+        client.send(Message(op=Op.ENQUEUE, address="jobs", payload=b"%d" % k))
+    client.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "2"}))
     one, _ = deliveries(client)
-    answer(client, "ack", one)
+    answer(client, Op.ACK, one)
     again = Desk(Node(engine)).client("kobold-1")
-    again.send(Message(op="dequeue", address="jobs", headers={"$count": "9"}))
+    again.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "9"}))
     assert [(m.payload, m.headers["$attempt"]) for m in deliveries(again)] == [
         (b"1", "2"), (b"2", "1"),
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_a_producer_that_asks_is_told_when_its_message_is_kept(desk: Desk) -> No
     for dialect in ["mfp-1", *ACKING]:
         client = desk.client(dialect, f"p-{dialect}")
         client.publish("jobs", b"x", ack=True)
-        assert [m.op for m in client.take()][-1:] == ["ack" if dialect in TMQ else "ok"]
+        assert [m.op for m in client.take()][-1:] == [Op.ACK if dialect in TMQ else Op.OK]
     assert len(desk.node.queues.get("jobs")) == 7
 
 
@@ -271,7 +271,7 @@ def test_a_queue_takes_an_id_of_one_producer_once_within_the_window(desk: Desk) 
     put(desk.client("boson-binary", "other"), b"2", id="a")
     queue = desk.node.queues.get("jobs")
     assert [one.message.payload for one in queue.peek(9)] == [b"1", b"2"]
-    assert desk.node.counters["dropped.duplicate"] == 1
+    assert desk.node.vitals.counters["dropped.duplicate"] == 1
     desk.pass_time(121, step=10)
     put(producer, b"3", id="a")
     assert len(queue) == 3
@@ -281,7 +281,7 @@ def test_a_repeated_message_is_acknowledged_like_the_first_one(desk: Desk) -> No
     producer = desk.client("tmq-1.00", "maker")
     for _ in range(2):
         producer.publish("jobs", b"x", ack=True)
-        assert [m.op for m in producer.take()] == ["ack"]
+        assert [m.op for m in producer.take()] == [Op.ACK]
     assert len(desk.node.queues.get("jobs")) == 1
 
 
@@ -289,8 +289,8 @@ def test_a_delayed_message_comes_when_it_is_due(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
     producer = desk.client("kobold-3")
     producer.send(
-        Message(op="enqueue", address="jobs", payload=b"later", headers={"delay": "5000"}),
-        Message(op="enqueue", address="jobs", payload=b"now"),
+        Message(op=Op.ENQUEUE, address="jobs", payload=b"later", headers={"delay": "5000"}),
+        Message(op=Op.ENQUEUE, address="jobs", payload=b"now"),
     )
     worker.subscribe("jobs")
     state = desk.node.queues.get("jobs").state(desk.now)
@@ -304,7 +304,7 @@ def test_a_delayed_message_comes_when_it_is_due(desk: Desk) -> None:
 def test_a_delay_that_is_no_number_is_refused(desk: Desk) -> None:
     producer = desk.client("kobold-1")
     producer.send(
-        Message(op="enqueue", address="jobs", correlation_id="t", headers={"delay": "soon"})
+        Message(op=Op.ENQUEUE, address="jobs", correlation_id="t", headers={"delay": "soon"})
     )
     assert producer.take()[0].headers["$code"] == "bad_request"
 
@@ -314,23 +314,23 @@ def test_a_full_queue_refuses_and_says_why(desk: Desk) -> None:
     desk.node.queues.declare(QueueSettings("small", max_messages=2, max_bytes=room))
     producer = desk.client("kobold-2")
     for payload in (b"12345", b"123456", b"12345", b""):
-        producer.send(Message(op="enqueue", address="small", payload=payload, correlation_id="t"))
+        producer.send(Message(op=Op.ENQUEUE, address="small", payload=payload, correlation_id="t"))
     answers = producer.take()
-    assert [m.op for m in answers] == ["ok", "error", "ok", "error"]
-    assert {m.headers["$code"] for m in answers if m.op == "error"} == {"busy"}
+    assert [m.op for m in answers] == [Op.OK, Op.ERROR, Op.OK, Op.ERROR]
+    assert {m.headers["$code"] for m in answers if m.op == Op.ERROR} == {"busy"}
     assert f"{room} bytes".encode() in answers[1].payload
     assert b"2 messages" in answers[3].payload
 
 
 def test_peek_takes_nothing_and_purge_takes_what_nobody_holds(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
-    worker.send(Message(op="subscribe", address="jobs", headers={"$count": "1"}))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", headers={"$count": "1"}))
     put(desk.client("kobold-3"), b"1", b"2", b"3")
     queue = desk.node.queues.get("jobs")
     assert [one.message.payload for one in queue.peek(1)] == [b"2"]
     assert queue.purge() == 2
     assert (len(queue), queue.bytes) == (1, size_of(queue._held[1].stored.message))
-    assert desk.node.counters["dropped.purged"] == 2
+    assert desk.node.vitals.counters["dropped.purged"] == 2
 
 
 def test_dead_letters_can_be_moved_back(desk: Desk) -> None:
@@ -338,7 +338,7 @@ def test_dead_letters_can_be_moved_back(desk: Desk) -> None:
     worker.subscribe("jobs")
     put(desk.client("kobold-3"), b"bad")
     (one,) = deliveries(worker)
-    worker.send(Message(op="nack", address="jobs", id=one.id, headers={"$requeue": "0"}))
+    worker.send(Message(op=Op.NACK, address="jobs", id=one.id, headers={"$requeue": "0"}))
     dead = desk.node.queues.get("jobs/$dead")
     assert [m.message.headers["dead.reason"] for m in dead.peek(1)] == ["rejected"]
     assert dead.move_to(desk.node.queues.get("jobs"), 10, desk.now) == 1
@@ -356,10 +356,10 @@ def test_dead_letters_are_consumed_and_acknowledged_like_any_message(
     worker.subscribe("jobs")
     put(desk.client("kobold-3"), b"bad")
     (one,) = deliveries(worker)
-    answer(worker, "nack", one, requeue="0")
+    answer(worker, Op.NACK, one, requeue="0")
     reader = desk.client(dialect, "reader")
-    reader.send(Message(op="subscribe", address="jobs/$dead"))
+    reader.send(Message(op=Op.SUBSCRIBE, address="jobs/$dead"))
     found = deliveries(reader)
     assert [m.address for m in found] == ["jobs/$dead"]
-    answer(reader, "ack", found[0])
+    answer(reader, Op.ACK, found[0])
     assert len(desk.node.queues.get("jobs/$dead")) == 0

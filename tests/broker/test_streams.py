@@ -3,10 +3,7 @@
 import pytest
 
 from tests.broker.desk import Desk
-from wirelake.broker.flow import Flow
-from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 STREAMING = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 
@@ -16,28 +13,28 @@ STREAMING = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 def test_bytes_go_both_ways_and_the_end_tells_their_number(near: str, far: str) -> None:
     desk = Desk()
     alice, bob = desk.client(near, "alice"), desk.client(far, "bob")
-    alice.send(Message(op="open", address="bob", correlation_id="mine"))
+    alice.send(Message(op=Op.OPEN, address="bob", correlation_id="mine"))
     (opened,) = bob.take()
-    assert (opened.op, opened.source) == ("open", "alice")
-    assert [m.op for m in alice.take()] == ["ok"]
+    assert (opened.op, opened.source) == (Op.OPEN, "alice")
+    assert [m.op for m in alice.take()] == [Op.OK]
     number = opened.correlation_id
     for chunk in (b"one", b"\x00\xff\r\n", b""):
-        alice.send(Message(op="data", correlation_id="mine", payload=chunk))
-    bob.send(Message(op="data", correlation_id=number, payload=b"back"))
-    alice.send(Message(op="close", correlation_id="mine"))
+        alice.send(Message(op=Op.DATA, correlation_id="mine", payload=chunk))
+    bob.send(Message(op=Op.DATA, correlation_id=number, payload=b"back"))
+    alice.send(Message(op=Op.CLOSE, correlation_id="mine"))
     *data, closed = bob.take()
     assert [(m.correlation_id, m.payload) for m in data] == [
         (number, b"one"), (number, b"\x00\xff\r\n"), (number, b""),
     ]  # fmt: skip
-    assert (closed.op, closed.headers) == ("close", {"$count": "7"})
+    assert (closed.op, closed.headers) == (Op.CLOSE, {"$count": "7"})
     assert [m.payload for m in alice.take()] == [b"back"]
 
 
 def test_the_end_of_a_connection_is_an_unclean_end_of_its_streams() -> None:
     desk = Desk()
     alice, bob = desk.client("kobold-1", "alice"), desk.client("kobold-3", "bob")
-    alice.send(Message(op="open", address="bob", correlation_id="s"))
-    alice.send(Message(op="data", correlation_id="s", payload=b"12345"))
+    alice.send(Message(op=Op.OPEN, address="bob", correlation_id="s"))
+    alice.send(Message(op=Op.DATA, correlation_id="s", payload=b"12345"))
     bob.take()
     alice.session.lost("gone")
     (closed,) = bob.take()
@@ -49,15 +46,15 @@ def test_streams_that_cannot_be_are_refused() -> None:
     alice = desk.client("kobold-1", "alice")
     desk.client("tmq-1.01", "car")
     desk.client("kobold-2", "bob")
-    alice.send(Message(op="open", address="bob", correlation_id="used"))
+    alice.send(Message(op=Op.OPEN, address="bob", correlation_id="used"))
     alice.take()
     refusals = [
-        (Message(op="open", address="nobody", correlation_id="s"), "not_found"),
-        (Message(op="open", address="car", correlation_id="s"), "not_found"),
-        (Message(op="open", address="bob"), "bad_request"),
-        (Message(op="open", address="bob", correlation_id="used"), "conflict"),
-        (Message(op="data", correlation_id="s", payload=b"x"), "not_found"),
-        (Message(op="close", correlation_id="s"), "not_found"),
+        (Message(op=Op.OPEN, address="nobody", correlation_id="s"), "not_found"),
+        (Message(op=Op.OPEN, address="car", correlation_id="s"), "not_found"),
+        (Message(op=Op.OPEN, address="bob"), "bad_request"),
+        (Message(op=Op.OPEN, address="bob", correlation_id="used"), "conflict"),
+        (Message(op=Op.DATA, correlation_id="s", payload=b"x"), "not_found"),
+        (Message(op=Op.CLOSE, correlation_id="s"), "not_found"),
     ]
     for message, code in refusals:
         alice.send(message)
@@ -65,13 +62,14 @@ def test_streams_that_cannot_be_are_refused() -> None:
 
 
 def test_a_reader_that_is_slow_stops_the_writer_and_is_not_disconnected() -> None:
-    desk = Desk(Node(MemoryEngine(), flow=Flow(outbox=10_000)))
+    desk = Desk()
+    desk.node.flow.outbox = 10_000
     alice, bob = desk.client("kobold-3", "alice"), desk.client("kobold-3", "bob")
-    alice.send(Message(op="open", address="bob", correlation_id="s"))
+    alice.send(Message(op=Op.OPEN, address="bob", correlation_id="s"))
     bob.reads = False
     sent = 0
     while not alice.paused:
-        alice.send(Message(op="data", correlation_id="s", payload=b"x" * 1000))
+        alice.send(Message(op=Op.DATA, correlation_id="s", payload=b"x" * 1000))
         sent += 1
     assert bob.buffered < 12_000
     desk.pass_time(60, step=1)
@@ -79,4 +77,4 @@ def test_a_reader_that_is_slow_stops_the_writer_and_is_not_disconnected() -> Non
     bob.drain()
     desk.pass_time(1)
     assert (bob.is_open, alice.paused) == (True, False)
-    assert len([m for m in bob.take() if m.op == "data"]) == sent
+    assert len([m for m in bob.take() if m.op == Op.DATA]) == sent

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker import tmq as tmq_session
 from wirelake.broker.rights import Rights, all_rights
+from wirelake.dialects.tmq import session as tmq_session
 from wirelake.engine.base import QueueSettings
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 TMQ = ("tmq-1.00", "tmq-1.01")
 HELLO = bytes.fromhex("1010000000") + b"\x65\x00\x10Client-Id: low\r\n"
@@ -28,7 +28,7 @@ class LowClient(Client):
 
     def open(self, name: str, role: str, token: str) -> None:
         """The greeting, then Hello."""
-        self._encoder.little = True
+        self._encoder.set_variant("little")
         super().open(name, role, token)
 
 
@@ -42,7 +42,7 @@ def low_client(desk: Desk, name: str) -> LowClient:
 def ask(client: Client, content_type: int, name: str = "", payload: bytes = b"") -> tuple[int, Any]:
     """Ask by a server message; the content type of the answer, and its JSON or text."""
     message = Message(
-        op="server",
+        op=Op.SERVER,
         address=name if content_type <= 620 else "",
         content_type=content_type,
         payload=payload,
@@ -51,7 +51,7 @@ def ask(client: Client, content_type: int, name: str = "", payload: bytes = b"")
     )
     client.send(message)
     (answer,) = client.take()
-    assert (answer.op, answer.id) == ("reply", "r")
+    assert (answer.op, answer.id) == (Op.REPLY, "r")
     text = answer.payload.decode()
     return answer.content_type, json.loads(text) if text[:1] in ("[", "{") else text
 
@@ -101,16 +101,16 @@ def test_one_receiver_is_the_first_whatever_its_form(desk: Desk) -> None:  # spe
 def test_queues_and_declarations_are_read_in_the_order_of_the_connection(desk: Desk) -> None:
     """spec: tmq 2, 4: the content type inside 610."""
     low, high = low_client(desk, "low"), desk.client("tmq-1.01", "high")
-    low.send(Message(op="declare", address="a", payload=b"\1\2Mode: push\r\n"))
-    high.send(Message(op="declare", address="b", payload=b"\1\2Mode: push\r\n"))
+    low.send(Message(op=Op.DECLARE, address="a", payload=b"\1\2Mode: push\r\n"))
+    high.send(Message(op=Op.DECLARE, address="b", payload=b"\1\2Mode: push\r\n"))
     assert desk.node.queues.get("a").settings.content_type == 0x0201
     assert desk.node.queues.get("b").settings.content_type == 0x0102
     high.publish("a", b"z" * 253, ack=True)
-    assert [m.op for m in high.take()] == ["ack"]
-    low.send(Message(op="subscribe", address="a"))
+    assert [m.op for m in high.take()] == [Op.ACK]
+    low.send(Message(op=Op.SUBSCRIBE, address="a"))
     (got,) = low.take()
     assert got.payload == b"z" * 253
-    low.send(Message(op="ack", address="a", id=got.id, content_type=got.content_type))
+    low.send(Message(op=Op.ACK, address="a", id=got.id, content_type=got.content_type))
     assert len(desk.node.queues.get("a")) == 0
 
 
@@ -118,9 +118,9 @@ def test_a_redirect_holds_a_message_in_the_order_of_its_connection(desk: Desk) -
     """spec: tmq 2, 10."""
     low, high = low_client(desk, "low"), desk.client("tmq-1.01", "high")
     inner = bytes.fromhex("1205000003020103") + b"xyzhey"
-    low.send(Message(op="redirect", target="high", payload=inner))
+    low.send(Message(op=Op.REDIRECT, target="high", payload=inner))
     (got,) = high.take()
-    assert (got.op, got.content_type, got.payload, got.ttl) == ("direct", 0x0102, b"hey", 4)
+    assert (got.op, got.content_type, got.payload, got.ttl) == (Op.DIRECT, 0x0102, b"hey", 4)
 
 
 def test_a_hello_that_comes_late_changes_the_order_of_what_was_subscribed(desk: Desk) -> None:
@@ -142,13 +142,13 @@ def test_a_hello_that_comes_late_changes_the_order_of_what_was_subscribed(desk: 
 def test_a_client_without_hello_is_a_stranger(desk: Desk, dialect: str) -> None:  # spec: tmq 1
     client, listener = Client(desk, dialect), desk.client("kobold-1")
     listener.subscribe("a")
-    client.send(Message(op="handshake"))
+    client.send(Message(op=Op.HANDSHAKE))
     client.send(Message("a", b"first", flags=Flag.ACK, id="m"), Message("a", b"second"))
     greeting, accepted = client.take()
-    assert (greeting.op, accepted.op, accepted.id) == ("handshake", "ack", "m")
+    assert (greeting.op, accepted.op, accepted.id) == (Op.HANDSHAKE, Op.ACK, "m")
     assert listener.payloads() == [b"first", b"second"]
     assert client.session.client_id.startswith("client-")
-    client.send(Message(op="subscribe", address="b", id="j", flags=Flag.RESPONSE))
+    client.send(Message(op=Op.SUBSCRIBE, address="b", id="j", flags=Flag.RESPONSE))
     assert [m.content_type for m in client.take()] == [200]
 
 
@@ -157,14 +157,14 @@ def test_where_strangers_have_no_rights_a_client_says_hello_or_is_closed(
     desk: Desk, dialect: str
 ) -> None:
     """spec: tmq 1."""
-    desk.node.rights_of_strangers = Rights("strangers")
-    desk.node.tokens = {"secret": all_rights("friends")}.get
+    desk.node.clients.rights_of_strangers = Rights("strangers")
+    desk.node.clients.rights_of_token = {"secret": all_rights("friends")}.get
     client = Client(desk, dialect)
-    client.send(Message(op="handshake"))
-    client.send(Message(op="subscribe", address="a", id="j", flags=Flag.RESPONSE))
-    assert [(m.op, m.content_type) for m in client.take()] == [("handshake", 0), ("error", 401)]
+    client.send(Message(op=Op.HANDSHAKE))
+    client.send(Message(op=Op.SUBSCRIBE, address="a", id="j", flags=Flag.RESPONSE))
+    assert [(m.op, m.content_type) for m in client.take()] == [(Op.HANDSHAKE, 0), (Op.ERROR, 401)]
     assert not client.is_open
-    assert desk.node.counters["refused.unauthorized"] == 1
+    assert desk.node.vitals.counters["refused.unauthorized"] == 1
     friend = desk.client(dialect, "friend", token="secret")
     assert friend.opening[1].content_type == 202
 
@@ -176,7 +176,7 @@ def pull(client: Client, name: str, request: str) -> Message:
     """A channel message with RS and no payload; the answer."""
     client.send(Message(name, id=request, flags=Flag.RESPONSE, content_type=5))
     (answer,) = client.take()
-    assert (answer.op, answer.id, answer.target) == ("reply", request, client.session.client_id)
+    assert (answer.op, answer.id, answer.target) == (Op.REPLY, request, client.session.client_id)
     return answer
 
 
@@ -199,9 +199,9 @@ def test_a_pull_takes_one_message_as_a_response(desk: Desk, dialect: str) -> Non
     assert (second.payload, third.payload) == (b"two", b"three")
     assert pull(worker, "q", "r4").payload == b""
     # Published clients take the source for the target of such an acknowledgement.
-    worker.send(Message(op="ack", address="other", id="r1", content_type=7))
-    worker.send(Message(op="ack", address="q", id="r2"))
-    worker.send(Message(op="nack", address="producer", id="r3"))
+    worker.send(Message(op=Op.ACK, address="other", id="r1", content_type=7))
+    worker.send(Message(op=Op.ACK, address="q", id="r2"))
+    worker.send(Message(op=Op.NACK, address="producer", id="r3"))
     assert worker.take() == []
     assert queue.state(desk.now)["held"] == 0
     assert pull(worker, "q", "r5").payload == b"three"
@@ -215,16 +215,16 @@ def test_a_pulled_message_that_is_not_acknowledged_comes_again(desk: Desk) -> No
     worker = desk.client("tmq-1.01", "worker")
     assert pull(worker, "q", "r1").payload == b"x"
     desk.pass_time(6)
-    worker.send(Message(op="ack", address="q", id="r1", flags=Flag.RESPONSE))  # too late
+    worker.send(Message(op=Op.ACK, address="q", id="r1", flags=Flag.RESPONSE))  # too late
     assert [m.content_type for m in worker.take()] == [404]
     assert pull(worker, "q", "r2").payload == b"x"
-    worker.send(Message(op="ack", address="q", id="r2"))
+    worker.send(Message(op=Op.ACK, address="q", id="r2"))
     assert len(desk.node.queues.get("q")) == 0
 
 
 def test_a_pull_needs_the_right_to_consume(desk: Desk) -> None:  # spec: tmq 6
     desk.node.queues.declare(QueueSettings("q", mode="pull"))
-    desk.node.rights_of_strangers = Rights("strangers", publish=("#",))
+    desk.node.clients.rights_of_strangers = Rights("strangers", publish=("#",))
     client = desk.client("tmq-1.01")
     assert pull(client, "q", "r").content_type == 401
 
@@ -263,10 +263,10 @@ def test_a_delivery_whose_target_is_a_client_goes_there(
 ) -> None:
     """spec: tmq 7: it acknowledges a direct message."""
     alice, bob = desk.client(dialect, "alice"), low_client(desk, "bob")
-    alice.send(Message(op="direct", target="bob", id="d1", content_type=9, flags=Flag.ACK))
+    alice.send(Message(op=Op.DIRECT, target="bob", id="d1", content_type=9, flags=Flag.ACK))
     (got,) = bob.take()
-    assert (got.op, got.source, bool(got.flags & Flag.ACK)) == ("direct", "alice", True)
-    op = "nack" if word else "ack"
+    assert (got.op, got.source, bool(got.flags & Flag.ACK)) == (Op.DIRECT, "alice", True)
+    op = Op.NACK if word else Op.ACK
     bob.send(Message(op=op, address="alice", id="d1", content_type=9, payload=word))
     (ack,) = alice.take()
     assert (ack.op, ack.id, ack.source, ack.content_type) == (op, "d1", "bob", 9)
@@ -277,9 +277,9 @@ def test_an_acknowledgement_that_nobody_can_get_is_not_found(desk: Desk) -> None
     desk.client("kobold-3", "kobold")
     client = desk.client("tmq-1.01", "c")
     for target in ("nobody", "kobold"):
-        client.send(Message(op="ack", address=target, id="d1", flags=Flag.RESPONSE))
+        client.send(Message(op=Op.ACK, address=target, id="d1", flags=Flag.RESPONSE))
         assert [m.content_type for m in client.take()] == [404]
-    client.send(Message(op="ack", address="nobody", id="d1"))
+    client.send(Message(op=Op.ACK, address="nobody", id="d1"))
     assert client.take() == []
 
 
@@ -293,7 +293,7 @@ def test_channels_queues_and_clients_are_told(desk: Desk, dialect: str) -> None:
     other.subscribe("house/#", "news")
     assert ask(client, 603, "garden") == (200, "")
     assert ask(client, 603, "a/+")[0] == 400
-    client.send(Message(op="declare", address="jobs", payload=b"\0\7Mode: pull\r\n"))
+    client.send(Message(op=Op.DECLARE, address="jobs", payload=b"\0\7Mode: pull\r\n"))
     assert ask(client, 603, "jobs")[0] == 481
     assert ask(client, 605, "news") == (200, {"name": "news", "kind": "topic", "subscribers": 1})
     code, told = ask(client, 605, "jobs")
@@ -345,10 +345,10 @@ def test_settings_as_published_clients_write_them(desk: Desk) -> None:  # decisi
         b"Use-Message-Id: 1\r\nQueue-Status: "
     )
     for status, mode in {"roundrobin": "round-robin", "push": "push", "pull": "pull"}.items():
-        client.send(Message(op="declare", address=status, payload=lines + status.encode()))
+        client.send(Message(op=Op.DECLARE, address=status, payload=lines + status.encode()))
         wanted = QueueSettings(status, mode=mode, ack_timeout=1.5, content_type=258)  # type: ignore[arg-type]
         assert desk.node.queues.get(status).settings == wanted
-    client.send(Message(op="declare", address="route", payload=lines + b"route\r\n"))
+    client.send(Message(op=Op.DECLARE, address="route", payload=lines + b"route\r\n"))
     assert "route" not in desk.node.queues
     assert client.take() == []
 
@@ -369,7 +369,7 @@ def test_what_is_told_and_changed_needs_rights(
     """spec: tmq 4: as in HTTP's admin interface."""
     desk.node.queues.declare(QueueSettings("house/jobs"))
     desk.client("kobold-2").subscribe("house/door", "secret")
-    desk.node.tokens = {"token": rights}.get
+    desk.node.clients.rights_of_token = {"token": rights}.get
     client = desk.client("tmq-1.01", "c", token="token")
     codes = {
         number: ask(client, number, "house/new" if number == 603 else "house/jobs", b"\0\1")[0]
@@ -382,5 +382,5 @@ def test_what_is_told_and_changed_needs_rights(
 
 def test_a_server_message_without_rs_that_tells_nothing_is_not_answered(desk: Desk) -> None:
     client = desk.client("tmq-1.01", "c")
-    client.send(Message(op="server", address="a", content_type=603))  # spec: tmq 4
+    client.send(Message(op=Op.SERVER, address="a", content_type=603))  # spec: tmq 4
     assert client.take() == []

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from tests.broker.desk import Client, Desk
 from tests.broker.work import steps
 from wirelake.address import matches
-from wirelake.broker.node import MANY_MEMBERS, REMOVED_AT_ONCE
-from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
-from wirelake.message import Message
+from wirelake.broker.topics import MANY_MEMBERS, REMOVED_AT_ONCE
+from wirelake.message import Message, Op
 
 LONG = {"$wait": "999999999"}
 
 
 def worked_out(desk: Desk) -> int:
     """How many routes have been worked out so far."""
-    return desk.node.counters["routes_worked_out"]
+    return desk.node.vitals.counters["routes_worked_out"]
 
 
 def publish_to(client: Client, addresses: list[str]) -> None:
@@ -42,14 +41,14 @@ def test_a_wildcard_works_out_only_the_routes_that_it_matches() -> None:
     assert worked_out(desk) == 1000
     for _ in range(50):
         subscriber.subscribe("attic/+", "attic/#", "+/+/+")
-        subscriber.send(Message(op="unsubscribe", address="attic/+"))
+        subscriber.send(Message(op=Op.UNSUBSCRIBE, address="attic/+"))
     publish_to(publisher, addresses)
     assert worked_out(desk) == 1000
     subscriber.subscribe("cellar/+")
     publish_to(publisher, addresses)
     assert worked_out(desk) == 1500
     assert len(subscriber.payloads()) == 500
-    subscriber.send(Message(op="unsubscribe", address="cellar/+"))
+    subscriber.send(Message(op=Op.UNSUBSCRIBE, address="cellar/+"))
     publish_to(publisher, addresses)
     assert worked_out(desk) == 2000
     assert subscriber.payloads() == []
@@ -57,13 +56,13 @@ def test_a_wildcard_works_out_only_the_routes_that_it_matches() -> None:
 
 def test_more_changes_than_are_remembered_lose_no_subscription() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(wildcards=10_000)
+    desk.node.quotas.change(wildcards=10_000)
     publisher, subscriber = desk.client("boson-binary"), desk.client("kobold-3")
     publish_to(publisher, ["a/b"])
     subscriber.subscribe("a/+", *(f"other/{k}/+" for k in range(600)))
     publish_to(publisher, ["a/b"])
     assert len(subscriber.payloads()) == 1
-    subscriber.send(Message(op="unsubscribe", address="a/+"))
+    subscriber.send(Message(op=Op.UNSUBSCRIBE, address="a/+"))
     subscriber.subscribe(*(f"another/{k}/+" for k in range(600)))
     publish_to(publisher, ["a/b"])
     assert subscriber.payloads() == []
@@ -86,7 +85,7 @@ def test_a_client_that_leaves_with_many_filters_works_out_nothing() -> None:
 
 def test_thousands_of_filters_of_one_who_leaves_go_step_by_step() -> None:
     desk = Desk()
-    desk.node.quotas = Quotas(wildcards=10_000)
+    desk.node.quotas.change(wildcards=10_000)
     publisher, leaver = desk.client("boson-binary"), desk.client("kobold-3")
     count = 4 * REMOVED_AT_ONCE
     leaver.subscribe(*(f"{k}/+" for k in range(count)))
@@ -111,7 +110,7 @@ def test_audiences_that_nobody_uses_any_more_go() -> None:
         member.subscribe("a/#")
         publish_to(publisher, ["a/b"])
     # Without forgetting, there would be 1 + 2 + … + 450 members of audiences.
-    assert desk.node._members <= MANY_MEMBERS + 2 * len(members)
+    assert desk.node.topics._members <= MANY_MEMBERS + 2 * len(members)
     for _ in range(2):
         publish_to(publisher, ["a/b", "a/c"])
     assert all(len(member.payloads()) >= 4 for member in members)
@@ -164,7 +163,7 @@ def waiting_pulls(count: int) -> tuple[Desk, Client]:
     """A desk with a client that waits for messages of one queue, so many times."""
     desk = Desk()
     worker = desk.client("kobold-3", "worker")
-    pull = Message(op="dequeue", address="q", correlation_id="t", headers=LONG)
+    pull = Message(op=Op.DEQUEUE, address="q", correlation_id="t", headers=LONG)
     worker.send(*[pull] * count)
     return desk, worker
 
@@ -174,7 +173,7 @@ def test_a_pull_costs_the_same_however_many_wait(action: str) -> None:
     def cost(count: int) -> int:
         desk, worker = waiting_pulls(count)
         queue = desk.node.queues.get("q")
-        request = Message(op="dequeue", correlation_id="u")
+        request = Message(op=Op.DEQUEUE, correlation_id="u")
         actions: dict[str, Callable[[], object]] = {
             "put": lambda: queue.put(Message(payload=b"x"), desk.now),
             "tick": lambda: desk.node.tick(101.0),
@@ -189,9 +188,9 @@ def test_an_acknowledgement_costs_the_same_however_many_consumers_there_are() ->
     def cost(count: int) -> int:
         desk = Desk()
         workers = [desk.client("kobold-3") for _ in range(count)]
-        workers[0].send(Message(op="enqueue", address="q", payload=b"x", id="m"))
+        workers[0].send(Message(op=Op.ENQUEUE, address="q", payload=b"x", id="m"))
         for worker in reversed(workers):
-            worker.send(Message(op="subscribe", address="q"))
+            worker.send(Message(op=Op.SUBSCRIBE, address="q"))
         holder = next(one for one in workers if one.take())
         return steps(lambda: desk.node.queues.get("q").ack(holder.session, "m", 100.0))
 
@@ -202,7 +201,7 @@ def test_the_clock_passes_by_queues_that_have_nothing_to_do() -> None:
     def cost(count: int) -> int:
         desk = Desk()
         client = desk.client("kobold-3")
-        client.send(*(Message(op="enqueue", address=f"q/{k}", payload=b"x") for k in range(count)))
+        client.send(*(Message(op=Op.ENQUEUE, address=f"q/{k}", payload=b"x") for k in range(count)))
         desk.pass_time(1.0)
         return steps(lambda: desk.node.tick(101.5))
 
@@ -212,10 +211,12 @@ def test_the_clock_passes_by_queues_that_have_nothing_to_do() -> None:
 def test_somebody_who_leaves_costs_the_same_however_many_services_there_are() -> None:
     def cost(count: int) -> int:
         desk = Desk()
-        desk.client("kobold-3").send(*(Message(op="serve", address=f"s/{k}") for k in range(count)))
+        desk.client("kobold-3").send(
+            *(Message(op=Op.SERVE, address=f"s/{k}") for k in range(count))
+        )
         asker = desk.client("kobold-3", "asker")
         asker.send(
-            *(Message(op="request", address="s/1", correlation_id=f"{k}") for k in range(count))
+            *(Message(op=Op.REQUEST, address="s/1", correlation_id=f"{k}") for k in range(count))
         )
         other = desk.client("kobold-3")
         return steps(lambda: other.session.lost("gone"))
@@ -229,9 +230,9 @@ def test_somebody_who_leaves_costs_the_same_however_many_services_there_are() ->
 def test_a_client_that_asks_for_much_gives_way_to_others() -> None:
     desk = Desk()
     client = desk.client("kobold-3")
-    client.send(*(Message(op="ping", correlation_id=f"{k}") for k in range(1000)))
+    client.send(*(Message(op=Op.PING, correlation_id=f"{k}") for k in range(1000)))
     assert [m.correlation_id for m in client.take()] == [f"{k}" for k in range(1000)]
-    assert desk.node.counters["gave_way"] >= 7
+    assert desk.node.vitals.counters["gave_way"] >= 7
 
 
 def test_a_publisher_to_ever_new_addresses_gives_way_to_others() -> None:
@@ -241,11 +242,11 @@ def test_a_publisher_to_ever_new_addresses_gives_way_to_others() -> None:
     subscriber.subscribe("#")
     publish_to(client, [f"new/{k}" for k in range(5000)])
     assert len(subscriber.payloads()) == 5000
-    assert desk.node.counters["gave_way"] >= 10
-    before = desk.node.counters["gave_way"]
+    assert desk.node.vitals.counters["gave_way"] >= 10
+    before = desk.node.vitals.counters["gave_way"]
     for _ in range(20):  # a steady stream does not
         publish_to(client, [f"new/{k}" for k in range(5000)])
-    assert desk.node.counters["gave_way"] <= before + 1
+    assert desk.node.vitals.counters["gave_way"] <= before + 1
 
 
 def test_frames_of_any_size_pass_through_small_turns() -> None:
@@ -264,17 +265,17 @@ def test_a_long_list_of_keys_comes_in_parts() -> None:
     client = desk.client("kobold-3")
     count = 5000
     client.send(
-        *(Message(op="create", address=f"k/{k:04}", payload=b"v") for k in range(count)),
+        *(Message(op=Op.CREATE, address=f"k/{k:04}", payload=b"v") for k in range(count)),
     )
     client.take()
-    before = desk.node.counters["gave_way"]
+    before = desk.node.vitals.counters["gave_way"]
     client.send(
-        Message(op="read", address="k/#", correlation_id="list"),
-        Message(op="read", address="+/nothing/here", correlation_id="none"),
-        Message(op="ping", correlation_id="after"),
+        Message(op=Op.READ, address="k/#", correlation_id="list"),
+        Message(op=Op.READ, address="+/nothing/here", correlation_id="none"),
+        Message(op=Op.PING, correlation_id="after"),
     )
     listed = client.take()
     assert [m.address for m in listed[:count]] == [f"k/{k:04}" for k in range(count)]
     assert [m.correlation_id for m in listed[count:]] == ["list", "none", "after"]
     assert listed[count].headers["$count"] == str(count)
-    assert desk.node.counters["gave_way"] >= before + 10
+    assert desk.node.vitals.counters["gave_way"] >= before + 10

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from wirelake.cli import app
 
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()"]
+COMMAND = [sys.executable, "-m", "wirelake"]
 
 
 class Group:

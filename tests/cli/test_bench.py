@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import COMMAND
-from wirelake.cli.contenders import Nats
 
-ROOT = Path(__file__).parent.parent.parent
 SHORT = ["--seconds", "0.01", "--rounds", "1"]
 
 
@@ -27,7 +25,7 @@ def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_dialect_is_measured_in_every_way_that_it_has(tmp_path: Path) -> None:
     file = tmp_path / "figures" / "bench.json"
-    result = bench(*SHORT, "--alone", "--data", tmp_path, "--json", file)
+    result = bench(*SHORT, "--data", tmp_path, "--json", file)
     assert result.returncode == 0, result.stderr
     report = json.loads(file.read_text(encoding="utf-8"))
     assert report["failed"] == []
@@ -44,18 +42,6 @@ def test_every_dialect_is_measured_in_every_way_that_it_has(tmp_path: Path) -> N
     assert all(name in result.stdout for _, name in measured)
 
 
-@pytest.mark.skipif(Nats.binary() is None, reason="nats-server is not installed")
-def test_nats_server_takes_part_where_it_is_installed(tmp_path: Path) -> None:
-    result = bench(*SHORT, "--dialect", "kobold-3", "--data", tmp_path, "--json", "-")
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)  # the table is on the other stream
-    assert "nats-server" in result.stderr
-    for each in report["measured"]:
-        assert each["name"] in ("nats-server", "kobold-3", "redis-server", "mosquitto")
-        if each["name"] == "nats-server":
-            assert set(each["of_nats_server"].values()) == {1.0}
-
-
 def test_a_running_broker_is_measured_by_its_url_and_only_with_its_token(tmp_path: Path) -> None:
     made = subprocess.run(
         [*COMMAND, "token", "bench", "--publish", "#", "--subscribe", "#", "--serve", "#"],
@@ -70,7 +56,7 @@ def test_a_running_broker_is_measured_by_its_url_and_only_with_its_token(tmp_pat
     ) as broker:
         assert broker.stdout
         url = broker.stdout.readline().strip().removeprefix("listening on ")
-        arguments = [*SHORT, "--alone", "--data", str(tmp_path), "--json", "-", "--url"]
+        arguments = [*SHORT, "--data", str(tmp_path), "--json", "-", "--url"]
         refused = bench(*arguments, url, "--dialect", "kobold-1")
         token = made.stderr.strip().removeprefix("token: ")
         allowed = bench(*arguments, url, "--token", token, "--dialect", "mfp-1")
@@ -95,7 +81,7 @@ def test_a_running_broker_is_measured_by_its_url_and_only_with_its_token(tmp_pat
 def test_an_error_is_one_line_and_an_exit_code(
     tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    result = bench("--alone", "--data", tmp_path, *arguments)
+    result = bench("--data", tmp_path, *arguments)
     (line,) = result.stderr.splitlines()
     assert (result.returncode, result.stdout) == (code, "")
     assert line.startswith("wirelake: ")
@@ -110,7 +96,7 @@ def test_an_unknown_dialect_is_told() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_its_broker(tmp_path: Path, number: signal.Signals) -> None:
-    command = [*COMMAND, "bench", "--alone", "--seconds", "600", "--data", str(tmp_path)]
+    command = [*COMMAND, "bench", "--seconds", "600", "--data", str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while len(started := children.read_text().split()) < 2:  # the broker, and a subscriber
@@ -120,19 +106,6 @@ def test_a_signal_ends_it_and_its_broker(tmp_path: Path, number: signal.Signals)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
     assert not any(Path(f"/proc/{child}").exists() for child in started)
-
-
-def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
-    file = tmp_path / "pressure.json"
-    size = ["--size", str(4 << 20), "--seconds", "0.3", "--connections", "40"]
-    command = [sys.executable, "-m", "bench.pressure", *size, "--json", str(file)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(file.read_text(encoding="utf-8"))
-    assert report["stream"]["received"] == 4 << 20
-    assert report["slow"]["full_speed"]["alone_megabytes_a_second"] > 0
-    assert report["idle"]["connections"] == 40
-    assert report["idle"]["share"] > 0
 
 
 def test_help_has_examples() -> None:

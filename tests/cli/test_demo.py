@@ -16,16 +16,13 @@ import pyarrow as pa
 import pytest
 
 import wirelake
-from tests.cli.test_chat_screen import Terminal
+from tests.cli.terminal import Terminal
 from tests.cli.test_up import Start, start
-from wirelake.cli.demo import places
-from wirelake.errors import ConfigError
+from wirelake.dialects import DIALECTS
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS
 
 __all__ = ["start"]  # a fixture
 
-CODE = "from wirelake.cli import main; main()"
 
 #: What is in the log of each pattern, and who can have said it.
 TMQ = {"tmq-1.00", "tmq-1.01"}
@@ -52,7 +49,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 def demo(*arguments: str | Path, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     """The command, until it ends."""
-    command = [sys.executable, "-c", CODE, "demo", *map(str, arguments)]
+    command = [sys.executable, "-m", "wirelake", "demo", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
 
 
@@ -126,7 +123,7 @@ async def test_one_demo_at_a_time_is_on_a_broker(broker: Broker) -> None:
 
 
 def test_a_broker_that_restarts_does_not_end_it(broker: Broker) -> None:
-    command = [sys.executable, "-c", CODE, "demo", *place(broker)]
+    command = [sys.executable, "-m", "wirelake", "demo", *place(broker)]
     running = subprocess.Popen(
         [*command, "--duration", "8", "--no-report", "--json"],
         stdout=subprocess.PIPE,
@@ -167,31 +164,6 @@ def test_a_broker_without_a_log_has_no_report(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == "wirelake: no report: the broker has no log"
     assert not (tmp_path / "lake").exists()
-
-
-@pytest.mark.parametrize(
-    ("urls", "spoken"),
-    [
-        (["auto://host"], {name: f"{name}://host:7700" for name in DIALECTS}),
-        (["auto+tls://host:1"], {name: f"{name}+tls://host:1" for name in DIALECTS}),
-        (["auto+unix:///a"], {name: f"{name}+unix:///a" for name in DIALECTS}),
-        (
-            ["tmq://h:1", "tmq-1.01://i"],
-            {"tmq-1.00": "tmq-1.00://h:1", "tmq-1.01": "tmq-1.01://h:1"},
-        ),
-        (["mfp-1://h", "boson-text://i"], {"mfp-1": "mfp-1://h", "boson-text": "boson-text://i"}),
-    ],
-)
-def test_listeners_and_dialects_are_urls_of_dialects(
-    urls: list[str], spoken: dict[str, str]
-) -> None:
-    assert places(urls, "") == spoken
-
-
-@pytest.mark.parametrize("url", ["http://host", "host", "auto://host:x", "kobold://host/path", ""])
-def test_what_is_no_listener_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError):
-        places([url], "")
 
 
 @pytest.mark.slow

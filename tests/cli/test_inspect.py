@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from wirelake.message import Message
-from wirelake.wire import DIALECTS, FrameTable, encoder
-
-CODE = "from wirelake.cli import main; main()"
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
+from wirelake.message import Message, Op
+from wirelake.wire import FrameTable
 
 
 def run(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-c", CODE, *arguments], input=data, capture_output=True, timeout=60
+        [sys.executable, "-m", "wirelake", *arguments], input=data, capture_output=True, timeout=60
     )
 
 
@@ -84,7 +84,7 @@ def test_the_address_of_an_mfp_message_is_the_topic_set_before_it() -> None:
 
 
 def test_the_dialect_is_told_from_the_first_bytes() -> None:
-    handshake = Message(op="handshake", source="alice", headers={"$connection": "pub"})
+    handshake = Message(op=Op.HANDSHAKE, source="alice", headers={"$connection": "pub"})
     captures = {
         dialect: (
             b"TMQ/" + dialect.removeprefix("tmq-").encode() if dialect.startswith("tmq") else b""
@@ -99,8 +99,8 @@ def test_the_dialect_is_told_from_the_first_bytes() -> None:
 def test_a_little_endian_tmq_capture_is_read_once_hello_has_told() -> None:  # spec: tmq 2
     table, writer = FrameTable(), encoder("tmq-1.01")
     published = Message("a/b", b"x" * 300, content_type=0x0102)
-    table.fill([Message(op="handshake"), Message(op="hello"), published])
-    writer.little = True
+    table.fill([Message(op=Op.HANDSHAKE), Message(op=Op.HELLO), published])
+    writer.set_variant("little")
     shown = inspect_json(bytes(writer.encode(table)))
     assert [m["op"] for m in shown] == ["handshake", "hello", "publish"]
     assert shown[2]["content_type"] == 0x0102
@@ -161,7 +161,7 @@ def test_the_table_for_people_shows_text_and_hides_tokens_and_escapes(tmp_path: 
 def test_a_reader_that_goes_away_is_nothing_to_complain_about(tmp_path: Path) -> None:
     capture = tmp_path / "capture"
     capture.write_bytes(frames("boson-text", *[Message("a", b"x" * 100)] * 4000))
-    command = [sys.executable, "-c", CODE, "inspect", str(capture), "--json"]
+    command = [sys.executable, "-m", "wirelake", "inspect", str(capture), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout
         assert process.stderr

@@ -22,7 +22,7 @@ from tests.conftest import Certificates
 from tests.net.peer import Peer, close_all
 from wirelake.config import Listener, hash_token, read_settings
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 
 class Broker:
@@ -136,7 +136,7 @@ async def test_it_says_where_it_listens_serves_and_stops_at_a_signal(
     await publisher.send(Message(address="greet", payload=b"hello"))
     assert (await subscriber.receive()).payload == b"hello"
     broker.signal(number)
-    assert (await subscriber.receive()).op == "terminate"
+    assert (await subscriber.receive()).op == Op.TERMINATE
     assert await subscriber.is_closed()
     await close_all([subscriber, publisher])
     code, errors = await broker.end()
@@ -152,9 +152,9 @@ async def test_a_client_that_reads_nothing_does_not_keep_it_from_stopping(start:
     await subscriber.subscribe("a")
     publisher = await Peer("kobold-2", "sender").open(port)
     await publisher.send(
-        Message(address="a", payload=bytes(7 << 20)), Message(op="ping", correlation_id="p")
+        Message(address="a", payload=bytes(7 << 20)), Message(op=Op.PING, correlation_id="p")
     )
-    assert (await publisher.receive()).op == "pong"
+    assert (await publisher.receive()).op == Op.PONG
     broker.signal(signal.SIGTERM)
     await broker.logged("stopping")
     broker.signal(signal.SIGTERM)  # the second says: now
@@ -174,13 +174,13 @@ async def test_large_frames_and_bad_input_under_uvloop(start: Start) -> None:
     await publisher.send(*(Message(address="a", payload=payload) for payload in payloads))
     assert [(await subscriber.receive()).payload for _ in payloads] == payloads
     await publisher.send_bytes(b"5|!|" + bytes(1 << 20))
-    assert (await publisher.receive()).op == "error"
+    assert (await publisher.receive()).op == Op.ERROR
     assert await publisher.is_closed()
     assert "boson-text: byte" in await broker.logged("127.0.0.1:")
     half_closed = await Peer("kobold-3", "hasty").open(port)
-    await half_closed.send(Message(op="ping", correlation_id="p"))
+    await half_closed.send(Message(op=Op.PING, correlation_id="p"))
     half_closed.send_eof()
-    assert (await half_closed.receive()).op == "pong"
+    assert (await half_closed.receive()).op == Op.PONG
     assert await half_closed.is_closed()
     await close_all([subscriber, publisher, half_closed])
     broker.signal(signal.SIGTERM)

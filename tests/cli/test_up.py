@@ -19,13 +19,11 @@ import pytest
 from deltalake import DeltaTable
 
 import wirelake
-from tests.cli.test_chat_screen import CTRL_C, Terminal
-from wirelake.cli.board import Board, Figures
-from wirelake.cli.contenders import free_port
+from tests.cli.terminal import CTRL_C, Terminal
 from wirelake.cli.up import examples
 from wirelake.config import Settings, hash_token
+from wirelake.measure.broker import free_port
 
-CODE = "from wirelake.cli import main; main()"
 PLACES = ["--listen", "auto://127.0.0.1:0", "--http", "127.0.0.1:0"]
 #: Seconds; only a broken program needs them.
 PATIENCE = 60
@@ -80,7 +78,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         where = () if "--listen" in arguments else PLACES
         process = await asyncio.create_subprocess_exec(
             python,
-            *("-c", CODE, "up", "--data", str(tmp_path / "data")),
+            *("-m", "wirelake", "up", "--data", str(tmp_path / "data")),
             *(*where, *map(str, arguments)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -174,7 +172,7 @@ async def test_it_ends_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> N
     reading, writing = os.pipe()
     arguments = ["up", "--no-lake", "--every", "0.2", "--data", str(tmp_path), *PLACES]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CODE, *arguments, stdout=writing, stderr=subprocess.PIPE
+        sys.executable, "-m", "wirelake", *arguments, stdout=writing, stderr=subprocess.PIPE
     )
     try:
         os.close(writing)
@@ -372,33 +370,6 @@ def test_what_is_wrong_is_one_line_on_a_terminal_too(
     assert terminal.process.wait(PATIENCE) == 1
     assert b"\x1b[" not in terminal.seen
     assert terminal.seen.count(b"\n") == 1
-
-
-# What is shown
-
-
-FIGURES = """\
-wirelake_received_total {received}
-wirelake_delivered_total 2.0
-wirelake_clients{{dialect="mfp-1"}} 3.0
-wirelake_queue_ready{{queue="a \\"b\\""}} 4.0
-wirelake_queue_held{{queue="a \\"b\\""}} 5.0
-wirelake_log_next{{partition="0"}} 60.0
-wirelake_log_next{{partition="1"}} 40.0
-wirelake_query_lag{{partition="0",query="land-lake"}} 10.0
-wirelake_query_lag{{partition="1",query="land-lake"}} 15.0
-wirelake_query_lag{{partition="0",query="somebody"}} 99.0
-wirelake_refused_total{{reason="not_found"}} 7.0
-"""
-
-
-def test_rates_are_differences_and_a_restart_is_not_negative() -> None:
-    board = Board()
-    for at, received in enumerate([100, 150, 350, 20]):
-        board.add(Figures.parse(FIGURES.format(received=received), "land-lake", float(at)))
-    assert board.rates("received") == [50, 200, 0]
-    summary = "3 clients, 83 messages/s in, 0 out, 9 messages in queues, log 0 bytes"
-    assert board.summary() == f"{summary}, 75 rows landed, 25 to go, 7 refused"
 
 
 def test_examples_are_for_the_listeners_that_there_are() -> None:

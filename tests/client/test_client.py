@@ -11,20 +11,19 @@ import pytest
 
 import wirelake
 from tests.client.brokers import Broker
-from wirelake.client.dialects import ABILITIES
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
-from wirelake.message import Message
-from wirelake.wire import DIALECTS
+from wirelake.message import Message, Op
 
 
 def those_with(ability: str) -> list[str]:
     """The dialects that have something."""
-    return [dialect for dialect in DIALECTS if ability in ABILITIES[dialect]]
+    return [name for name, one in DIALECTS.items() if ability in one.abilities]
 
 
 def those_without(ability: str) -> list[str]:
     """The dialects that do not."""
-    return [dialect for dialect in DIALECTS if ability not in ABILITIES[dialect]]
+    return [name for name, one in DIALECTS.items() if ability not in one.abilities]
 
 
 PAYLOADS = [b"", b"hello", bytes(range(256)), "grüße".encode(), b"x" * 1000]
@@ -114,12 +113,12 @@ async def test_an_acknowledged_publish_returns_when_it_is_done(
 ) -> None:
     async with wirelake.connect(broker.url(dialect)) as client:
         await asyncio.gather(*(client.publish("a", b"x", ack=True) for _ in range(20)))
-        assert broker.node.counters["received"] == 20
+        assert broker.node.vitals.counters["received"] == 20
 
 
 @pytest.mark.parametrize("dialect", those_with("acknowledgement of a publish"))
 async def test_a_refused_publish_raises(broker: Broker, dialect: str) -> None:
-    broker.node.rights_of_strangers.publish = ("allowed/#",)
+    broker.node.clients.rights_of_strangers.publish = ("allowed/#",)
     async with wirelake.connect(broker.url(dialect)) as client:
         with pytest.raises(RefusedError) as error:
             await client.publish("forbidden", b"x", ack=True)
@@ -131,7 +130,7 @@ async def test_a_refused_publish_raises(broker: Broker, dialect: str) -> None:
 async def test_a_refused_subscription_raises_and_the_client_lives_on(
     broker: Broker, dialect: str
 ) -> None:
-    broker.node.rights_of_strangers.subscribe = ("allowed/#",)
+    broker.node.clients.rights_of_strangers.subscribe = ("allowed/#",)
     async with wirelake.connect(broker.url(dialect)) as client:
         with pytest.raises(RefusedError):
             async with client.subscribe("forbidden"):
@@ -255,7 +254,7 @@ async def test_publish_many_takes_pairs_messages_and_arrow(broker: Broker, diale
     payloads = [b"%d" % k for k in range(5000)]
     batch = pa.record_batch({"address": ["a"] * 5000, "payload": pa.array(payloads, pa.binary())})
     messages = [
-        Message("a", p, id="i", target="t", headers={"k": "v"}, op="deliver") for p in payloads
+        Message("a", p, id="i", target="t", headers={"k": "v"}, op=Op.DELIVER) for p in payloads
     ]
     async with (
         wirelake.connect(broker.url(dialect), inbox=20_000) as client,
@@ -292,14 +291,14 @@ async def test_publish_many_returns_when_all_are_acknowledged(broker: Broker, di
         await client.publish_many([], ack=True)
         for many, count in (([("a", p) for p in payloads], 5000), (batch, 10_000), (twice, 10_002)):
             await client.publish_many(many, ack=True)
-            assert broker.node.counters["received"] == count
+            assert broker.node.vitals.counters["received"] == count
         assert client._lines.main is not None
         assert len(client._lines.main._answers) == 0
 
 
 @pytest.mark.parametrize("dialect", those_with("acknowledgement of a publish"))
 async def test_publish_many_says_how_many_were_refused(broker: Broker, dialect: str) -> None:
-    broker.node.rights_of_strangers.publish = ("allowed",)
+    broker.node.clients.rights_of_strangers.publish = ("allowed",)
     async with wirelake.connect(broker.url(dialect)) as client:
         some = [("allowed", b"x")] * 10
         if dialect == "mfp-1":  # where setting a topic is refused, with all that follows
@@ -381,8 +380,8 @@ async def test_a_client_id_in_use_is_refused(broker: Broker, dialect: str) -> No
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_a_token_the_broker_does_not_know_is_refused(broker: Broker, dialect: str) -> None:
-    everyone = broker.node.rights_of_strangers
-    broker.node.tokens = lambda token: everyone if token == "good" else None
+    everyone = broker.node.clients.rights_of_strangers
+    broker.node.clients.rights_of_token = lambda token: everyone if token == "good" else None
     async with (
         wirelake.connect(broker.url(dialect), token="good") as client,
         client.subscribe("a") as messages,

@@ -13,8 +13,8 @@ from tests.client.brokers import Broker, Proxy
 from tests.client.test_client import those_with, those_without
 from tests.client.test_reconnect import through
 from wirelake.client import Client
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
-from wirelake.wire import DIALECTS
 
 ACKNOWLEDGING = those_with("nack")
 
@@ -402,7 +402,7 @@ async def test_what_makes_no_sense_is_refused_before_it_is_sent(broker: Broker) 
 
 @pytest.mark.parametrize("dialect", ACKNOWLEDGING)
 async def test_a_refused_put_raises(broker: Broker, dialect: str) -> None:
-    broker.node.rights_of_strangers.publish = ("allowed",)
+    broker.node.clients.rights_of_strangers.publish = ("allowed",)
     async with wirelake.connect(broker.url(dialect)) as client:
         with pytest.raises(RefusedError) as error:
             await client.queue("jobs").put(b"1")
@@ -412,7 +412,7 @@ async def test_a_refused_put_raises(broker: Broker, dialect: str) -> None:
 
 @pytest.mark.parametrize("dialect", ACKNOWLEDGING)
 async def test_who_may_not_consume_is_told(broker: Broker, dialect: str) -> None:
-    broker.node.rights_of_strangers.subscribe = ("allowed",)
+    broker.node.clients.rights_of_strangers.subscribe = ("allowed",)
     async with wirelake.connect(broker.url(dialect)) as client:
         with pytest.raises(RefusedError) as error:
             await client.queue("jobs").get()
@@ -495,7 +495,7 @@ async def test_a_consumer_that_is_not_allowed_any_more_ends(
         through(proxy, "boson-binary") as client,
         client.queue("jobs").consume() as deliveries,
     ):
-        broker.node.rights_of_strangers.subscribe = ()
+        broker.node.clients.rights_of_strangers.subscribe = ()
         proxy.cut()
         with pytest.raises(RefusedError) as error:
             await deliveries.receive(60)

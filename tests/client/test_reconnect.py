@@ -10,8 +10,8 @@ import wirelake
 from tests.client.brokers import Broker, Proxy
 from tests.client.test_client import those_with
 from wirelake.client.client import Client
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError, WirelakeError
-from wirelake.wire import DIALECTS
 
 
 def through(proxy: Proxy, dialect: str, **options: object) -> Client:
@@ -83,7 +83,7 @@ async def test_a_batch_in_flight_fails_when_the_connection_breaks(
     async with through(proxy, "kobold-3") as client:
         proxy.hold()
         publishing = asyncio.create_task(client.publish_many([("a", b"x")] * 100, ack=True))
-        while broker.node.counters["received"] < 100:
+        while broker.node.vitals.counters["received"] < 100:
             await asyncio.sleep(0.005)
         assert not publishing.done()
         proxy.cut()
@@ -136,7 +136,7 @@ async def test_a_reply_does_not_go_to_another_connection_than_its_request(
         await client.ping()
         go_on.set()
         await client.ping()
-        assert broker.node.counters["dropped.late_reply"] == 0
+        assert broker.node.vitals.counters["dropped.late_reply"] == 0
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -214,7 +214,7 @@ async def test_it_gives_up_when_its_token_is_not_good_any_more(
         through(proxy, "kobold-2", token="secret") as client,
         client.subscribe("a") as messages,
     ):
-        broker.node.tokens = lambda token: None
+        broker.node.clients.rights_of_token = lambda token: None
         proxy.cut()
         with pytest.raises(RefusedError) as error:
             await messages.receive(60)
@@ -229,7 +229,7 @@ async def test_a_subscription_that_is_not_allowed_any_more_ends(
         client.subscribe("a") as lost,
         client.subscribe("b") as kept,
     ):
-        broker.node.rights_of_strangers.subscribe = ("b",)
+        broker.node.clients.rights_of_strangers.subscribe = ("b",)
         proxy.cut()
         with pytest.raises(RefusedError) as error:
             await lost.receive(60)

@@ -171,7 +171,7 @@ async def test_closing_the_client_ends_its_watches(broker: Broker) -> None:
 
 
 async def test_who_may_not_watch_is_told_and_nothing_is_left_open(broker: Broker) -> None:
-    broker.node.rights_of_strangers.store = ("allowed/#",)
+    broker.node.clients.rights_of_strangers.store = ("allowed/#",)
     async with wirelake.connect(broker.url("kobold-2")) as client:
         for use in (client.store.read("a"), client.store.keys()):
             with pytest.raises(RefusedError) as error:
@@ -220,7 +220,7 @@ async def test_a_watch_that_is_not_allowed_any_more_ends(
     broker: Broker, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with through(proxy, "kobold-1") as client, client.store.watch("a") as changes:
-        broker.node.rights_of_strangers.store = ()
+        broker.node.clients.rights_of_strangers.store = ()
         proxy.cut()
         with pytest.raises(RefusedError) as error:
             await changes.receive(60)

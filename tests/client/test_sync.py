@@ -14,9 +14,9 @@ import wirelake
 from tests.client.brokers import Broker
 from tests.client.test_client import those_with
 from wirelake.client import Client, Queue, Store, SyncClient, sync
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.message import Message
-from wirelake.wire import DIALECTS
 
 
 async def elsewhere(work: Callable[[], None]) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import wirelake
 from tests.client.brokers import Broker, Proxy
-from wirelake.client.url import parse
+from wirelake.client.url import dialect_urls, parse
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.wire import DIALECTS
 
 
 @pytest.mark.parametrize(
@@ -160,3 +160,28 @@ async def test_a_client_speaks_to_a_unix_socket(
         await client.publish("a", b"x")
         assert (await messages.receive(60)).payload == b"x"
     await proxy.stop()
+
+
+@pytest.mark.parametrize(
+    ("urls", "spoken"),
+    [
+        (["auto://host"], {name: f"{name}://host:7700" for name in DIALECTS}),
+        (["auto+tls://host:1"], {name: f"{name}+tls://host:1" for name in DIALECTS}),
+        (["auto+unix:///a"], {name: f"{name}+unix:///a" for name in DIALECTS}),
+        (
+            ["tmq://h:1", "tmq-1.01://i"],
+            {"tmq-1.00": "tmq-1.00://h:1", "tmq-1.01": "tmq-1.01://h:1"},
+        ),
+        (["mfp-1://h", "boson-text://i"], {"mfp-1": "mfp-1://h", "boson-text": "boson-text://i"}),
+    ],
+)
+def test_listeners_and_dialects_are_urls_of_dialects(
+    urls: list[str], spoken: dict[str, str]
+) -> None:
+    assert dialect_urls(urls) == spoken
+
+
+@pytest.mark.parametrize("url", ["http://host", "host", "auto://host:x", "kobold://host/path", ""])
+def test_what_is_no_listener_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        dialect_urls([url])

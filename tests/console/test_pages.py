@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 import wirelake
 from tests.console.visitor import Visitor
 from tests.http.house import House
-from wirelake.cli.chat.room import Kind, Note
+from wirelake.chat.room import Kind, Note
 
 HOSTILE = (
     "<script>document.title='broken'</script>",
@@ -424,8 +424,8 @@ def test_trouble_tells_faults_refusals_and_latencies(house: House, visitor: Visi
     with socket.create_connection(("127.0.0.1", house.listener.port)) as connection:
         connection.sendall(b"5|0|greet|hello5|x!|")
         connection.recv(100)
-    house.call(lambda: house.node.event("slow_consumer", "somebody", "was <b>slow</b>"))
-    house.call(lambda: house.node.count_refused("too_large", 3))
+    house.call(lambda: house.node.vitals.event("slow_consumer", "somebody", "was <b>slow</b>"))
+    house.call(lambda: house.node.vitals.count_refused("too_large", 3))
     visitor.open("trouble")
     visitor.see("was <b>slow</b>", visitor.card("Events"))
     visitor.see("78 21", visitor.card("Protocol errors"))

@@ -35,7 +35,7 @@ def fill(house: House) -> None:
         house.post("/v1/publish/jobs", b'{"job": %d}' % n)
     house.put("/v1/store/config/lamp", b'{"on": true}')
     house.post("/v1/progress/land", b'{"0": 0}')
-    house.call(lambda: house.node.event("slow_consumer", "printer", "did not read"))
+    house.call(lambda: house.node.vitals.event("slow_consumer", "printer", "did not read"))
     with wirelake.connect_sync(house.wire("kobold-3"), client_id="gateway") as client:
         for room in ("hall", "attic"):
             client.publish(f"house/{room}/temp", b'{"value": 20.5}', ack=True)
@@ -144,7 +144,7 @@ def test_ten_thousand_addresses_and_a_thousand_messages_a_second(
     print(f"{frames} frames in about 3 s, {memory / 1e6:.0f} MB of JavaScript")
     assert frames > 10
     assert memory < 200e6
-    assert house.call(lambda: house.node.counters["slow_consumers"]) == 0
+    assert house.call(lambda: house.node.vitals.counters["slow_consumers"]) == 0
 
 
 @pytest.mark.skipif(not os.environ.get("WIRELAKE_PICTURES"), reason="WIRELAKE_PICTURES is not set")

@@ -30,12 +30,12 @@ import msgspec
 import pytest
 
 from wirelake.address import has_wildcard
-from wirelake.client.dialects import ABILITIES
-from wirelake.config import DEFAULT_PORTS, Settings
+from wirelake.config import Settings
+from wirelake.dialects import DIALECTS, default_ports
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS, Feed
 
 FOLDER = Path(__file__).parents[2] / "docs" / "dialects"
 INDEX = "index.md"
@@ -347,7 +347,7 @@ def test_a_program_does_what_the_guide_says(block: Block) -> None:
     assert output.kind == "text", f"{block.place}: what does it print?"
     family = family_of(block.page)
     with Broker(settings_of(block)) as broker:
-        port = str(DEFAULT_PORTS[family])
+        port = str(default_ports()[family])
         assert block.text.count(port) == 1
         program = block.text.replace(port, str(port_of(broker, family)))
         ran = subprocess.run(
@@ -415,39 +415,39 @@ def anyone(condition: Callable[[Message], object]) -> Callable[[list[Message]], 
 
 #: How to see in what was said that an ability was shown.
 SHOWS: dict[str, Callable[[list[Message]], bool]] = {
-    "acknowledgement of a publish": anyone(lambda m: m.op == "publish" and m.flags & Flag.ACK),
+    "acknowledgement of a publish": anyone(lambda m: m.op == Op.PUBLISH and m.flags & Flag.ACK),
     "acknowledgement of a direct message": anyone(
-        lambda m: m.op == "publish" and m.target and m.flags & Flag.ACK
+        lambda m: m.op == Op.PUBLISH and m.target and m.flags & Flag.ACK
     ),
     "byte stream": has_op("open", "data", "close"),
     "client id": anyone(
-        lambda m: "$client" in m.headers or m.op == "handshake" or b"Client-Id" in m.payload
+        lambda m: "$client" in m.headers or m.op == Op.HANDSHAKE or b"Client-Id" in m.payload
     ),
     "data store": has_op("create", "read", "update", "delete", "watch"),
     "declaration of queues": has_op("declare", "remove"),
     "delay": anyone(lambda m: "delay" in m.headers),
-    "direct message": anyone(lambda m: m.op == "direct" or (m.op == "publish" and m.target)),
+    "direct message": anyone(lambda m: m.op == Op.DIRECT or (m.op == Op.PUBLISH and m.target)),
     "header": anyone(
-        lambda m: m.op == "publish" and any(not name.startswith("$") for name in m.headers)
+        lambda m: m.op == Op.PUBLISH and any(not name.startswith("$") for name in m.headers)
     ),
-    "list of queues": anyone(lambda m: m.op == "list" or m.address == "$queues"),
-    "message id": anyone(lambda m: m.op == "publish" and m.id),
+    "list of queues": anyone(lambda m: m.op == Op.LIST or m.address == "$queues"),
+    "message id": anyone(lambda m: m.op == Op.PUBLISH and m.id),
     "nack": has_op("nack", "ack"),
     "nack without requeue": anyone(lambda m: m.headers.get("$requeue") == "0"),
     "ping": has_op("ping"),
-    "prefetch": anyone(lambda m: m.op == "subscribe" and "$count" in m.headers),
+    "prefetch": anyone(lambda m: m.op == Op.SUBSCRIBE and "$count" in m.headers),
     "priority": anyone(lambda m: m.priority),
     "pull": has_op("dequeue"),
-    "pull that waits": anyone(lambda m: m.op == "dequeue" and "$wait" in m.headers),
+    "pull that waits": anyone(lambda m: m.op == Op.DEQUEUE and "$wait" in m.headers),
     "request/reply": anyone(
-        lambda m: m.op == "request" or (m.op == "publish" and m.flags & Flag.RESPONSE)
+        lambda m: m.op == Op.REQUEST or (m.op == Op.PUBLISH and m.flags & Flag.RESPONSE)
     ),
     "service": has_op("serve", "reply"),
     "state of the broker": anyone(lambda m: m.address == "$node"),
     "ttl": anyone(lambda m: m.ttl),
     # What every dialect has.
     "publish": has_op("publish"),
-    "subscribe": anyone(lambda m: m.op == "subscribe" and has_wildcard(m.address)),
+    "subscribe": anyone(lambda m: m.op == Op.SUBSCRIBE and has_wildcard(m.address)),
     "unsubscribe": has_op("unsubscribe"),
 }
 EVERYWHERE = {"publish", "subscribe", "unsubscribe"}
@@ -456,7 +456,7 @@ EVERYWHERE = {"publish", "subscribe", "unsubscribe"}
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_guide_shows_all_that_its_dialect_can_do(dialect: str) -> None:
     said = list(said_in(PAGES[dialect], dialect))
-    wanted = ABILITIES[dialect] | EVERYWHERE
+    wanted = DIALECTS[dialect].abilities | EVERYWHERE
     assert [ability for ability in sorted(wanted) if not SHOWS[ability](said)] == []
 
 
@@ -473,22 +473,24 @@ def test_the_overview_says_which_dialect_can_do_what() -> None:
     head, *rows = table_of("Which dialect can do what")
     columns = [re.findall(r"\[([^]]+)\]", cell)[0] for cell in head[1:]]
     assert columns == ["boson-text", "boson-binary", "mfp", "kobold-1, 2, 3", "tmq"]
-    of_columns = [ABILITIES[name] for name in (*DIALECTS[:4], "tmq-1.01")]
+    of_columns = [DIALECTS[name].abilities for name in (*list(DIALECTS)[:4], "tmq-1.01")]
     can = {row[0]: row[1:] for row in rows}
-    assert set(can) == {ability for some in ABILITIES.values() for ability in some} | EVERYWHERE
+    assert (
+        set(can) == {ability for one in DIALECTS.values() for ability in one.abilities} | EVERYWHERE
+    )
     for ability, cells in can.items():
         assert cells == [
             "yes" if ability in abilities | EVERYWHERE else "no" for abilities in of_columns
         ], ability
     for name in ("kobold-2", "kobold-3"):
-        assert ABILITIES[name] == ABILITIES["kobold-1"]
-    assert ABILITIES["tmq-1.00"] == ABILITIES["tmq-1.01"]
+        assert DIALECTS[name].abilities == DIALECTS["kobold-1"].abilities
+    assert DIALECTS["tmq-1.00"].abilities == DIALECTS["tmq-1.01"].abilities
 
 
 def test_the_overview_says_where_the_broker_listens() -> None:
     _, *rows = table_of("Ports")
     said = {row[0].strip("`"): int(row[1]) for row in rows}
-    assert said == DEFAULT_PORTS
+    assert said == default_ports()
 
 
 # The reading of exchanges

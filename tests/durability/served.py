@@ -16,13 +16,12 @@ import sys
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
 HOST = "127.0.0.1"
-COMMAND = [sys.executable, "-c", "from wirelake.cli import main; main()", "serve"]
+COMMAND = [sys.executable, "-m", "wirelake", "serve"]
 #: What a broker may take to start, in seconds: only a broken one needs more.
 PATIENCE = 60.0
 
@@ -69,12 +68,7 @@ class Served:
     async def __aenter__(self) -> Served:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.kill()
         for port in self._ports:
             port.close()

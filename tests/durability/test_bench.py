@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.keepers import connected
+from bench.peers import connected
 from bench.rabbitmq import RabbitMq, declare
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,7 +19,7 @@ from tests.durability.served import COMMAND, Served
 from tests.net.peer import Peer
 from wirelake.client import Client
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 QUEUE = "jobs"
 LARGE = bytes(2 << 20)  # so that it fits into no space that a file has already
@@ -182,7 +182,7 @@ async def text_is_refused(broker: Served) -> None:
     peer = await Peer("boson-text", "").open(broker.port)
     await peer.send(Message(address=QUEUE, payload=b"x"))
     answer = await peer.receive()
-    assert (answer.op, answer.headers["$code"]) == ("error", "busy")
+    assert (answer.op, answer.headers["$code"]) == (Op.ERROR, "busy")
     await peer.close()
 
 

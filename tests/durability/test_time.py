@@ -16,7 +16,7 @@ from tests.durability.conftest import Preload
 from tests.durability.served import Served
 from wirelake.client import Client
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 DAY = 86_400
 QUEUE = "jobs"
@@ -137,15 +137,15 @@ def test_an_ack_that_was_sent_while_the_broker_stood_still_is_in_time() -> None:
     desk = Desk()
     desk.pass_time(1)
     client = desk.client("kobold-3")
-    client.send(Message(op="enqueue", address=QUEUE, payload=b"job"))
-    client.send(Message(op="subscribe", address=QUEUE))
+    client.send(Message(op=Op.ENQUEUE, address=QUEUE, payload=b"job"))
+    client.send(Message(op=Op.SUBSCRIBE, address=QUEUE))
     (delivery,) = client.take()
     desk.now += 3600  # its timers are run before anything is read
     desk.node.tick(desk.now)
     assert client.take() == []
-    client.send(Message(op="ack", address=QUEUE, id=delivery.id))
+    client.send(Message(op=Op.ACK, address=QUEUE, id=delivery.id))
     assert len(desk.node.queues.get(QUEUE)) == 0
-    client.send(Message(op="enqueue", address=QUEUE, payload=b"another job"))
+    client.send(Message(op=Op.ENQUEUE, address=QUEUE, payload=b"another job"))
     client.take()
     desk.pass_time(31)
     (again,) = client.take()

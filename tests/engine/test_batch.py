@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 from tests.wire.reading import write
 from tests.wire.strategies import messages
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import scanner
 from wirelake.engine import batch as kernel
 from wirelake.engine.arrow_stream import BATCH_ROWS, END, PREAMBLE, STORED, Compression, decode, ipc
 from wirelake.engine.batch import BATCH_BYTES, Batch, Rows, pack_names
-from wirelake.message import Message
-from wirelake.wire import DIALECTS, FrameTable, scanner
+from wirelake.message import Message, Op
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,7 +39,7 @@ def filled(*some: Message, dialect: str = "kobold-3") -> FrameTable:
 @st.composite
 def tables(draw: st.DrawFn) -> FrameTable:
     """What a connection of any dialect may have sent."""
-    dialect = draw(st.sampled_from(DIALECTS))
+    dialect = draw(st.sampled_from(list(DIALECTS)))
     table = FrameTable(16)
     data = write(draw(st.lists(messages(dialect), max_size=5)), dialect, source=dialect)
     assert scanner(dialect).scan(data, table) == len(data)
@@ -227,7 +229,7 @@ def test_many_addresses_keep_apart() -> None:
 
 def test_no_token_is_ever_in_a_batch() -> None:
     log = Rows(1)
-    secret = Message(op="auth", headers={"$token": "s3cret", "$client": "c", "token": "mine"})
+    secret = Message(op=Op.AUTH, headers={"$token": "s3cret", "$client": "c", "token": "mine"})
     log.append(filled(secret), None, 1, b"")
     [batch] = log.take().batches()
     assert b"s3cret" not in batch.ipc

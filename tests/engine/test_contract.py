@@ -30,7 +30,7 @@ from wirelake.engine.base import Engine, Entry, QueueSettings, Stored
 from wirelake.engine.memory import MemoryEngine
 from wirelake.engine.sqlite import SqliteEngine
 from wirelake.errors import EngineError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable
 
 KINDS = ("memory", "sqlite")
@@ -148,7 +148,7 @@ async def test_every_field_of_a_message_survives(open_engine: Open) -> None:
         flags=Flag.ACK | Flag.MORE,
         timestamp=1_700_000_000_123_456,
         dialect="tmq-1.01",
-        op="enqueue",
+        op=Op.ENQUEUE,
     )
     put = [
         Stored("jobs", 1, full, 3, 1_700_000_000.123456, 1_700_000_001.5),

@@ -43,7 +43,7 @@ STREAM = b"\1" + UID + b"\0\0\0\2\0a" + b"\2" + UID + b"\0\0\0\3\0\0x" + b"\2"
     [
         ("", "none"),
         ("build.mfp.uint32 = lambda p, at: p[-1]", "IndexError: [-1] of"),
-        ("build.wire.Feed.finish = lambda self: ()", "Broken: the error, in pieces"),
+        ("build.codec.Feed.finish = lambda self: ()", "Broken: the error, in pieces"),
         ("build.arrow._LABELS = b'x' + build.arrow._LABELS", "Broken: the Arrow row"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from fuzz.native import build
 from fuzz.native.exercise import OTHERS
-from wirelake.wire import DIALECTS
+from wirelake.dialects import DIALECTS
 
 MUTATIONS = 400
 

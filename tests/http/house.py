@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -17,6 +15,7 @@ import pyarrow as pa
 import uvloop
 
 from wirelake.broker.node import Node
+from wirelake.client.loop import LoopThread
 from wirelake.config import Settings, TokenSettings, hash_token
 from wirelake.engine.base import Engine
 from wirelake.engine.sqlite import SqliteEngine
@@ -69,13 +68,11 @@ class House:
         self.url = ""
 
     def __enter__(self) -> Self:
-        self.loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self._thread.start()
+        self.thread = LoopThread("house", uvloop.new_event_loop())
         try:
             self.run(self._start())
         except BaseException:
-            self._end_loop()
+            self.thread.close()
             raise
         return self
 
@@ -97,38 +94,23 @@ class House:
         await self.server.stop(0.5)
         self.engine.close()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.run(self.http.stop())
         self.run(self._stop_server())
-        self._end_loop()
-
-    def _end_loop(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        self.thread.close()
 
     @property
     def node(self) -> Node:
         """The broker; it lives on the loop's thread."""
         return self.server.node
 
-    def run(self, work: Any) -> Any:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run this on the broker's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return self.thread.run(asyncio.wait_for(work, 60))
 
     def call(self, function: Callable[[], T]) -> T:
         """Call this on the broker's thread."""
-
-        async def work() -> T:
-            return function()
-
-        result: T = self.run(work())
-        return result
+        return self.thread.call(function)
 
     def wire(self, dialect: str) -> str:
         """Where a client of a dialect finds the broker."""

@@ -8,7 +8,7 @@ import pytest
 
 from tests.http.house import House, arrow, rows
 from wirelake import connect_sync
-from wirelake.broker.queues import MESSAGE_OVERHEAD
+from wirelake.broker.queue import MESSAGE_OVERHEAD
 from wirelake.engine.memory import MemoryEngine
 
 

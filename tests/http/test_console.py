@@ -17,11 +17,13 @@ import pytest
 import wirelake
 from tests.http.house import House
 from wirelake.console import MISSING, load
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
 from wirelake.http import console as endpoints
 from wirelake.http import search
 from wirelake.http.payloads import read_cbor
 from wirelake.message import Message
-from wirelake.wire import DIALECTS, FrameTable, encoder
+from wirelake.wire import FrameTable
 
 
 def publish(house: House, *messages: tuple[str, bytes], dialect: str = "kobold-3") -> None:
@@ -266,7 +268,7 @@ def test_a_tail_shows_no_more_than_its_rate_and_says_how_many_it_left_out(house:
             skipped += told.get("skipped", 0)
     connection.close()
     assert shown < 60
-    assert house.call(lambda: house.node.counters["slow_consumers"]) == 0
+    assert house.call(lambda: house.node.vitals.counters["slow_consumers"]) == 0
 
 
 def test_a_tail_that_nobody_reads_makes_nobody_wait(house: House) -> None:
@@ -275,7 +277,7 @@ def test_a_tail_that_nobody_reads_makes_nobody_wait(house: House) -> None:
     with wirelake.connect_sync(house.wire("boson-binary")) as client:
         for _ in range(64):
             client.publish("a", bytes(1 << 20), ack=True, timeout=10)
-    assert house.call(lambda: house.node.counters["slow_consumers"]) == 0
+    assert house.call(lambda: house.node.vitals.counters["slow_consumers"]) == 0
     assert house.call(lambda: [s.link.buffered for s in house.node.sessions]) == [0]
     connection.close()
 
@@ -360,9 +362,9 @@ def test_a_trace_tells_real_deliveries_and_ends_by_itself(house: House) -> None:
         assert "headers" in lost["boson-text"]
         assert lost["kobold-3"] == []
         assert all(b"hello" in base64.b64decode(one["base64"]) for one in message["deliveries"])
-        house.call(lambda: setattr(house.node.trace, "until", 0.0))
+        house.call(lambda: setattr(house.node.router.trace, "until", 0.0))
         publish(house, ("a/b", b"later"))
-        assert house.call(lambda: house.node.trace) is None
+        assert house.call(lambda: house.node.router.trace) is None
         assert len(house.get("/v1/trace").json["messages"]) == 1
     assert house.put("/v1/trace", b"{}").status == 400
     assert house.delete("/v1/trace").status == 204

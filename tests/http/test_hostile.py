@@ -286,7 +286,7 @@ def test_a_client_that_stops_in_the_middle_is_let_go(
         assert until_closed(sock) == b""
     head = b"POST /v1/publish/a HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert b" 504 " in talk(house, head + b"Content-Length: 10\r\n\r\n12345")
-    assert house.call(lambda: house.node.counters["received"]) == 0
+    assert house.call(lambda: house.node.vitals.counters["received"]) == 0
 
 
 def test_a_client_that_goes_away_in_the_middle_publishes_nothing(house: House) -> None:
@@ -295,7 +295,7 @@ def test_a_client_that_goes_away_in_the_middle_publishes_nothing(house: House) -
         with socket.create_connection(("127.0.0.1", house.port)) as sock:
             sock.sendall(head + b"12345")
     assert house.post("/v1/publish/a", b"whole").status == 202
-    assert house.call(lambda: house.node.counters["received"]) == 1
+    assert house.call(lambda: house.node.vitals.counters["received"]) == 1
 
 
 def test_a_client_that_does_not_read_is_cut_off(

@@ -260,7 +260,7 @@ def test_a_batch_that_was_cut_off_by_a_crash_is_completed(tmp_path: Path) -> Non
             part = Rows(whole.batches[-1:], {"jobs": 100}, {"jobs": 500})
             jobs = part.batches[0].slice(part.batches[0].num_rows - 40)
             first = Rows([*whole.batches[:2], jobs], whole.counts, whole.sizes)
-            rights = house.node.rights_of_strangers
+            rights = house.node.clients.rights_of_strangers
             await publisher._publish(rights, first, "crash", "$producer/everyone/q", "2-")
 
         house.run(die_in_the_middle(read_rows(body, Limits())))
@@ -283,7 +283,7 @@ def test_ids_of_a_batch_keep_queues_from_taking_it_twice(tmp_path: Path) -> None
         async def die_in_the_middle() -> None:
             publisher._ledger.begin("everyone/q", "1")
             first = Rows(whole.batches[:1], whole.counts, whole.sizes)
-            rights = house.node.rights_of_strangers
+            rights = house.node.clients.rights_of_strangers
             await publisher._publish(rights, first, "crash", "$producer/everyone/q", "1-")
 
         house.run(die_in_the_middle())
@@ -385,7 +385,7 @@ def test_who_does_not_read_events_is_cut_off_and_others_go_on(tmp_path: Path) ->
     with House(tmp_path, flow=flow, tokens=TOKENS) as house:
         connection, response = house.open("GET", "/v1/events?filter=house/%23", token="boss")
         body = arrow(rows(*[("house/big", b"x" * 20_000)] * 1000))
-        while not house.call(lambda: house.node.counters["slow_consumers"]):
+        while not house.call(lambda: house.node.vitals.counters["slow_consumers"]):
             assert house.post("/v1/publish", body, "boss").status == 202
         assert house.call(lambda: len(house.node.sessions)) == 0
         waiting = house.get("/metrics", "boss").body.decode()

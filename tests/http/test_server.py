@@ -128,7 +128,7 @@ def test_a_broker_that_hangs_is_not_healthy(house: House, monkeypatch: pytest.Mo
     assert api is not None
     monkeypatch.setattr(api._gate, "_answer", 0.05)
     released = threading.Event()
-    house.loop.call_soon_threadsafe(released.wait)
+    house.thread.loop.call_soon_threadsafe(released.wait)
     got = house.get("/healthz")
     assert (got.status, got.json["state"]) == (503, "silent")
     assert house.get("/v1/queues").status == 503

@@ -6,9 +6,10 @@ import asyncio
 import ssl
 from collections.abc import Iterable
 
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message
-from wirelake.wire import Feed, FrameTable, encoder
+from wirelake.message import Flag, Message, Op
+from wirelake.wire import FrameTable
 
 
 class Peer:
@@ -31,24 +32,24 @@ class Peer:
         if self.dialect == "mfp-1":
             source = f"{self.name}:{self.token}" if self.token else self.name
             headers = {"$connection": self.role}
-            await self.send(Message(op="handshake", source=source, headers=headers))
+            await self.send(Message(op=Op.HANDSHAKE, source=source, headers=headers))
             await self._accepted()
         elif self.dialect.startswith("tmq"):
-            await self.send(Message(op="handshake"))
-            assert (await self.receive()).op == "handshake"
+            await self.send(Message(op=Op.HANDSHAKE))
+            assert (await self.receive()).op == Op.HANDSHAKE
             hello = f"Client-Id: {self.name}\r\n" if self.name else ""
             if self.token:
                 hello += f"Client-Token: {self.token}\r\n"
-            await self.send(Message(op="hello", payload=hello.encode()))
+            await self.send(Message(op=Op.HELLO, payload=hello.encode()))
             await self._accepted()
         elif self.dialect != "boson-text":
             headers = {"$client": self.name} if self.name else {}
             if self.token:
                 headers["$token"] = self.token
-            await self.send(Message(op="auth", correlation_id="hi", headers=headers))
+            await self.send(Message(op=Op.AUTH, correlation_id="hi", headers=headers))
             await self._accepted()
         elif self.token:
-            await self.send(Message(op="auth", headers={"$token": self.token}))
+            await self.send(Message(op=Op.AUTH, headers={"$token": self.token}))
             await self._accepted()
         return self
 
@@ -65,7 +66,7 @@ class Peer:
 
     async def _accepted(self) -> None:
         answer = await self.receive()
-        if answer.op != "ok":
+        if answer.op != Op.OK:
             await self.close()
             raise RefusedError(answer.headers.get("$code", str(answer.content_type)))
 
@@ -73,7 +74,7 @@ class Peer:
         """Subscribe, and wait until that is done."""
         flags = Flag.RESPONSE if self.dialect.startswith("tmq") else Flag.ACK
         await self.send(
-            Message(op="subscribe", address=filter, id="s", correlation_id="s", flags=flags),
+            Message(op=Op.SUBSCRIBE, address=filter, id="s", correlation_id="s", flags=flags),
             read_from=self.dialect,
         )
         answer = await self.receive()
@@ -122,9 +123,9 @@ class Peer:
 
 def succeeded(answer: Message) -> bool:
     """Does an answer, in whatever dialect, say that it was done?"""
-    if answer.op == "reply":
+    if answer.op == Op.REPLY:
         return answer.content_type == 200
-    return answer.op in ("ok", "ack")
+    return answer.op in (Op.OK, Op.ACK)
 
 
 async def close_all(peers: Iterable[Peer]) -> None:

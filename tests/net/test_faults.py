@@ -13,8 +13,8 @@ import wirelake
 from tests.net.peer import Peer, close_all
 from wirelake import testing
 from wirelake.client import Client
-from wirelake.message import Message
-from wirelake.wire import DIALECTS
+from wirelake.dialects import DIALECTS
+from wirelake.message import Message, Op
 
 WITH_PING = [dialect for dialect in DIALECTS if dialect != "mfp-1"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -212,21 +212,21 @@ async def test_a_queue_message_cut_on_its_way_is_delivered_to_another(
     broker: testing.Broker, dialect: str
 ) -> None:
     producer = await Peer("kobold-3", "producer").open(broker.listeners[0].port)
-    await producer.send(Message(op="enqueue", address="jobs", payload=b"1", correlation_id="e"))
-    assert (await producer.receive()).op == "ok"
+    await producer.send(Message(op=Op.ENQUEUE, address="jobs", payload=b"1", correlation_id="e"))
+    assert (await producer.receive()).op == Op.OK
     with testing.Proxy(broker.url(dialect)) as proxy:
         torn = await Peer(dialect, "consumer-1").open(proxy.port)
         proxy.to_client.cut(after=12)  # bytes of the first delivery, or of the answer before it
-        await torn.send(Message(op="subscribe", address="jobs"))
+        await torn.send(Message(op=Op.SUBSCRIBE, address="jobs"))
         with pytest.raises(ConnectionError):
             await torn.receive()
         await torn.close()
         whole = await Peer(dialect, "consumer-2").open(proxy.port)
-        await whole.send(Message(op="subscribe", address="jobs"))
+        await whole.send(Message(op=Op.SUBSCRIBE, address="jobs"))
         message = await whole.receive()
         assert message.payload == b"1"
         assert message.headers.get("$attempt", "2") == "2"
-        await whole.send(Message(op="ack", address="jobs", id=message.id))
+        await whole.send(Message(op=Op.ACK, address="jobs", id=message.id))
     await close_all([whole, producer])
 
 
@@ -322,7 +322,7 @@ async def test_a_client_that_is_not_heard_at_all_is_hung_up_on(
             peer = Peer(dialect, "unheard")
             with suppress(ConnectionError):  # most wait for an answer
                 await peer.open(proxy.port)
-                await peer.send(Message(op="ping"))
+                await peer.send(Message(op=Op.PING))
             assert await peer.is_closed()
             await peer.close()
     assert hasty.counters()["timeouts.handshake"] == 1
@@ -351,12 +351,12 @@ async def test_a_client_that_falls_silent_inside_a_frame_is_hung_up_on(
 async def test_a_silent_tmq_client_is_pinged_and_hung_up_on(
     broker: testing.Broker, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wirelake.broker.tmq.PING_AFTER", 0.5)
+    monkeypatch.setattr("wirelake.dialects.tmq.session.PING_AFTER", 0.5)
     with testing.Proxy(broker.url(dialect)) as proxy:
         async with bystanders(broker):  # the one who listens speaks TMQ, and answers
             peer = await Peer(dialect, "sleepy").open(proxy.port)
             proxy.to_broker.half_open()
-            assert [message.op for message in await hear_out(peer)] == ["ping", "ping"]
+            assert [message.op for message in await hear_out(peer)] == [Op.PING, Op.PING]
             await peer.close()
 
 

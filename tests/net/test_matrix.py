@@ -9,9 +9,9 @@ import pytest
 from tests.conftest import Certificates
 from tests.net.peer import Peer, close_all
 from wirelake.config import Settings
+from wirelake.dialects import DIALECTS
 from wirelake.message import Message
 from wirelake.net.server import Server
-from wirelake.wire import DIALECTS
 
 PAYLOADS = [bytes(range(256))[:n] * k for n, k in [(0, 1), (1, 1), (7, 3), (256, 1), (200, 5)]]
 

@@ -25,12 +25,12 @@ from wirelake.config import (
     TokenSettings,
     hash_token,
 )
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 from wirelake.net.connection import FULL_READS, READ, Connection
 from wirelake.net.server import Server
 from wirelake.testing import Broker
-from wirelake.wire import DIALECTS
 
 LOCAL = Settings(listen=("auto://127.0.0.1:0",))
 
@@ -86,7 +86,7 @@ async def test_a_family_refuses_the_others_and_counts_it(start: Start) -> None:
     await peer.connect(port_of(server))
     await peer.send_bytes(b"5|0|greet|hello")
     assert await peer.is_closed()
-    assert server.node.counters["protocol_errors"] == 1
+    assert server.node.vitals.counters["protocol_errors"] == 1
     await peer.close()
 
 
@@ -227,15 +227,17 @@ async def test_connections_of_one_address_are_limited_until_they_authenticate(st
     for stranger in strangers:
         await stranger.connect(port_of(server))
     assert await strangers[3].is_closed()
-    assert server.node.counters["refused_connections"] == 1
-    assert "limits.connections_per_peer (3 without a token" in str(server.node.events[-1]["text"])
+    assert server.node.vitals.counters["refused_connections"] == 1
+    assert "limits.connections_per_peer (3 without a token" in str(
+        server.node.vitals.events[-1]["text"]
+    )
     await strangers[0].close()
     while len(server._hub.connections) > 6:
         await asyncio.sleep(0.01)
     late = Peer("kobold-3", "")
     await late.connect(port_of(server))
-    await late.send(Message(op="ping", correlation_id="1"))
-    assert (await late.receive()).op == "pong"
+    await late.send(Message(op=Op.PING, correlation_id="1"))
+    assert (await late.receive()).op == Op.PONG
     await close_all([*known, *strangers, late])
 
 
@@ -255,7 +257,7 @@ async def test_a_frame_that_is_begun_and_not_finished_times_out(
     beginning = b"\0\x01\0\0" if dialect == "boson-binary" else begun[dialect[0]]
     await peer.send_bytes(beginning)
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.frame"] == 1
+    assert server.node.vitals.counters["timeouts.frame"] == 1
     assert "nothing of a frame for 0.5 s" in caplog.text
     assert "127.0.0.1:" in caplog.text
     await peer.close()
@@ -269,7 +271,7 @@ async def test_a_sequence_that_is_begun_and_not_finished_times_out(
     peer = await Peer("boson-text", "slowcoach", "pub").open(port_of(server))
     await peer.send_bytes(beginning)
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.frame"] == 1
+    assert server.node.vitals.counters["timeouts.frame"] == 1
     await peer.close()
 
 
@@ -280,9 +282,9 @@ async def test_a_handshake_that_is_not_finished_times_out(start: Start, beginnin
     await peer.connect(port_of(server))
     await peer.send_bytes(beginning)
     if len(beginning) == 8:
-        assert (await peer.receive()).op == "handshake"
+        assert (await peer.receive()).op == Op.HANDSHAKE
     assert await peer.is_closed()
-    assert server.node.counters["timeouts.handshake"] == 1
+    assert server.node.vitals.counters["timeouts.handshake"] == 1
     await peer.close()
 
 
@@ -314,7 +316,7 @@ async def test_a_client_that_is_made_to_wait_does_not_time_out(start: Start) -> 
     connection.resume()
     await peer.send_bytes(b"PING \r\n\xa0\r\n\r\n")
     await until(lambda: connection._rest is None)
-    assert (await peer.receive()).op == "pong"
+    assert (await peer.receive()).op == Op.PONG
     await peer.close()
 
 
@@ -328,7 +330,7 @@ async def test_a_client_that_sends_no_more_still_gets_its_answers(
     server = await start(LOCAL)
     peer = await Peer(dialect, "hasty", "sub").open(port_of(server))
     flags = Flag.RESPONSE if dialect.startswith("tmq") else Flag.ACK
-    message = Message(op="subscribe", address="a", id="1", correlation_id="1", flags=flags)
+    message = Message(op=Op.SUBSCRIBE, address="a", id="1", correlation_id="1", flags=flags)
     await peer.send(message, read_from=dialect)
     peer.send_eof()
     assert succeeded(await peer.receive())
@@ -344,7 +346,7 @@ async def test_a_frame_torn_by_hanging_up_is_counted(start: Start) -> None:
     await peer.send_bytes(b"\0\0\0\x40PUB a")
     await peer.close()
     await until(lambda: not server.node.sessions)
-    assert server.node.counters["torn_frames"] == 1
+    assert server.node.vitals.counters["torn_frames"] == 1
 
 
 async def test_the_answer_to_bad_input_is_read_by_a_client_that_goes_on_sending(
@@ -354,7 +356,7 @@ async def test_the_answer_to_bad_input_is_read_by_a_client_that_goes_on_sending(
     peer = await Peer("boson-text", "broken").open(port_of(server))
     await peer.send_bytes(b"5|!|" + bytes(1 << 20))
     answer = await peer.receive()
-    assert (answer.op, answer.headers["$code"]) == ("error", "bad_request")
+    assert (answer.op, answer.headers["$code"]) == (Op.ERROR, "bad_request")
     assert await peer.is_closed()
     await peer.close()
 
@@ -363,7 +365,7 @@ async def test_a_client_that_does_not_hang_up_is_cut_off_after_a_moment(start: S
     server = await start(LOCAL)
     peer = await Peer("boson-text", "deaf").open(port_of(server))
     await peer.send_bytes(b"?")
-    await until(lambda: server.node.counters["protocol_errors"] == 1)
+    await until(lambda: server.node.vitals.counters["protocol_errors"] == 1)
     await until(lambda: not connections(server))
     await peer.close()
 
@@ -376,14 +378,14 @@ async def test_stopping_says_goodbye_and_lets_everything_go_out(start: Start) ->
     payload = bytes(1 << 20)
     await publisher.send(
         *(Message(address="a", payload=payload) for _ in range(6)),
-        Message(op="ping", correlation_id="p"),
+        Message(op=Op.PING, correlation_id="p"),
     )
-    assert (await publisher.receive()).op == "pong"
+    assert (await publisher.receive()).op == Op.PONG
     stopping = asyncio.create_task(server.stop())
     await asyncio.sleep(0)
     got = [await subscriber.receive() for _ in range(6)]
     assert all(message.payload == payload for message in got)
-    assert (await subscriber.receive()).op == "terminate"
+    assert (await subscriber.receive()).op == Op.TERMINATE
     assert await subscriber.is_closed()
     await close_all([subscriber, publisher])
     await stopping
@@ -399,9 +401,9 @@ async def test_stopping_does_not_wait_for_ever(
     await subscriber.subscribe("a")  # and reads no more
     publisher = await Peer("kobold-2", "sender").open(port_of(server))
     await publisher.send(
-        Message(address="a", payload=bytes(7 << 20)), Message(op="ping", correlation_id="p")
+        Message(address="a", payload=bytes(7 << 20)), Message(op=Op.PING, correlation_id="p")
     )
-    assert (await publisher.receive()).op == "pong"
+    assert (await publisher.receive()).op == Op.PONG
     await close_all([publisher])
     with caplog.at_level(logging.WARNING):
         await server.stop(grace=0.2)
@@ -451,15 +453,16 @@ async def test_a_policy_for_what_is_no_filter_is_refused() -> None:
 async def test_new_settings_are_in_force_for_those_who_are_there(start: Start) -> None:
     server = await start(LOCAL)
     publisher = await Peer("kobold-1", "sender").open(port_of(server))
-    await publisher.send(Message(address="a"), Message(op="ping", correlation_id="p"))
-    assert (await publisher.receive()).op == "pong"  # the route to `a` is known
+    await publisher.send(Message(address="a"), Message(op=Op.PING, correlation_id="p"))
+    assert (await publisher.receive()).op == Op.PONG  # the route to `a` is known
     flow = FlowSettings(policies={"a": "pause"})
     server.configure(msgspec.structs.replace(LOCAL, flow=flow))
     subscriber = await Peer("kobold-1", "receiver").open(port_of(server))
-    await publisher.send(Message(address="a"), Message(op="ping", correlation_id="p"))
-    assert (await publisher.receive()).op == "pong"
+    await publisher.send(Message(address="a"), Message(op=Op.PING, correlation_id="p"))
+    assert (await publisher.receive()).op == Op.PONG
     assert server.node.flow.policy_of("a") == "pause"
-    assert all(session.rights in server.node.all_rights for session in server.node.sessions)
+    current = server.node.clients.current_rights
+    assert all(current(session.rights) is session.rights for session in server.node.sessions)
     await close_all([publisher, subscriber])
 
 
@@ -474,9 +477,9 @@ async def test_bytes_in_and_out_are_counted(start: Start) -> None:
     server = await start(LOCAL)
     peer = await Peer("boson-text", "counted").open(port_of(server))
     await peer.send_bytes(b"0|0|$ping|")
-    assert (await peer.receive()).op == "pong"
-    assert server.node.counters["bytes_in"] == len(b"0|0|$ping|")
-    assert server.node.counters["bytes_out"] == len(b"0|0|$pong|")
+    assert (await peer.receive()).op == Op.PONG
+    assert server.node.vitals.counters["bytes_in"] == len(b"0|0|$ping|")
+    assert server.node.vitals.counters["bytes_out"] == len(b"0|0|$pong|")
     await peer.close()
 
 

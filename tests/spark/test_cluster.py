@@ -25,11 +25,12 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.http.house import arrow, rows
+from wirelake.dialects.codec import encoder
 from wirelake.message import Message
 from wirelake.spark import session
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import Range
-from wirelake.wire import FrameTable, encoder
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

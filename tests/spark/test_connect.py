@@ -55,6 +55,30 @@ query.awaitTermination()
 found["streamed"] = log().where("address like 'copy/%'").count()
 found["behind"] = wirelake.spark.behind_latest(query.lastProgress)
 
+from concurrent.futures import ThreadPoolExecutor
+from wirelake.spark import decode, direct, land, table
+from wirelake.spark.typed import Typed
+
+
+def is_ours(number):
+    path = f"/nowhere/{number}"
+    look = decode.LookAt([(decode.Capture(path, 0), 0, 1)], decode.Options())
+    ((plan,),) = direct.run(spark, [look])
+    return plan.faults[0][0] == path
+
+
+with ThreadPoolExecutor(4) as pool:  # as landing and compaction run beside each other
+    found["apart"] = all(pool.map(is_ours, range(20)))
+
+typed = (Typed.parse("house/door=cbor: open boolean"), Typed.parse("house/temp=celsius double"))
+options = land.Options(url, f"{folder}/lake", schemas=typed, few_files=2, batch_rows=2)
+found["landed"] = land.land(spark, options)
+found["again"] = land.land(spark, options)
+found["in the table"] = table.read(spark, f"{folder}/lake").count()
+typed_rows = table.read(spark, f"{folder}/lake").where("celsius IS NOT NULL")
+found["typed"] = [row.celsius for row in typed_rows.collect()]
+found["bad"] = table.read_errors(spark, f"{folder}/lake_errors").count()
+
 spark.sql(f"CREATE TABLE alerts USING wirelake OPTIONS (url '{url}', columns 'address,payload')")
 spark.sql("INSERT INTO alerts VALUES ('alerts/door', X'31')")
 found["inserted"] = spark.table("alerts").where("address = 'alerts/door'").count()
@@ -72,7 +96,8 @@ def test_everything_works_over_spark_connect(tmp_path: Path) -> None:
     environment = os.environ | {"JAVA_HOME": str(java), "PYSPARK_PYTHON": sys.executable}
     environment |= {"SPARK_LOCAL_IP": "127.0.0.1"}
     with House(tmp_path / "data") as house:
-        house.post("/v1/publish", arrow(rows(("house/door", b"open"), ("house/temp", b"21"))))
+        temp = b'{"celsius": 21.5}'
+        house.post("/v1/publish", arrow(rows(("house/door", b"open"), ("house/temp", temp))))
         done = subprocess.run(
             [sys.executable, str(program), house.url, str(tmp_path)],
             cwd=tmp_path,
@@ -91,6 +116,12 @@ def test_everything_works_over_spark_connect(tmp_path: Path) -> None:
         "filtered": 1,
         "written": 3,
         "streamed": 3,
+        "apart": True,
+        "landed": 6,
+        "again": 0,
+        "in the table": 5,
+        "typed": [21.5],
+        "bad": 1,
         "inserted": 1,
     }
     assert [one.keys() for one in behind] == [

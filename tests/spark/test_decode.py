@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from tests.spark.packets import START, Wire, pcap
 from tests.wire.reading import write
 from wirelake.errors import ConfigError, EngineError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark import table
 from wirelake.spark.decode import (
     Capture,
@@ -34,13 +34,12 @@ from wirelake.spark.decode import (
 from wirelake.spark.rows import with_folders
 from wirelake.wire.arrow import SCHEMA
 
-CODE = "from wirelake.cli import main; main()"
 CAPTURES = sorted((Path(__file__).parents[2] / "examples" / "captures").iterdir())
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     """The command line, in a process of its own."""
-    return subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True)
+    return subprocess.run([sys.executable, "-m", "wirelake", *arguments], capture_output=True)
 
 
 def inspected(path: Path, *arguments: str) -> tuple[list[dict[str, Any]], bytes]:
@@ -156,8 +155,8 @@ def test_packets_and_dumps_go_to_one_table_with_their_times_and_folders(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     wire = Wire(7702)
-    asked = write([Message("house/door", b"open?", op="request", correlation_id="1")], "kobold-1")
-    answered = write([Message("", b"yes", op="reply", correlation_id="1")], "kobold-1")
+    asked = write([Message("house/door", b"open?", op=Op.REQUEST, correlation_id="1")], "kobold-1")
+    answered = write([Message("", b"yes", op=Op.REPLY, correlation_id="1")], "kobold-1")
     packets, dump = tmp_path / "some.pcap", tmp_path / "dump"
     packets.write_bytes(pcap([*wire.open(), wire.send(0, asked), wire.send(1, answered)]))
     dump.write_bytes(write([Message("/odd name/x", b"1"), Message("a" * 200, b"2")], "tmq-1.00"))

@@ -232,6 +232,13 @@ def test_small_ranges_share_a_task() -> None:
     assert len(tasks([Range(p, 0, 60_000) for p in range(16)])) == 16
 
 
+def test_many_small_ranges_are_planned_quickly() -> None:
+    # Two of these fill a task; to look through all tasks for each of them would take minutes.
+    planned = tasks([Range(p, 0, 50_000 - p % 2) for p in range(100_000)])
+    assert len(planned) == 50_000
+    assert {len(task) for task in planned} == {2}
+
+
 def test_a_large_range_does_not_share_its_task_with_small_ones() -> None:
     planned = tasks([Range(0, 0, 900_000), Range(1, 0, 10), Range(2, 0, 10)])
     assert planned == [(Range(0, 0, 900_000),), (Range(1, 0, 10), Range(2, 0, 10))]
@@ -270,3 +277,10 @@ def test_lag_has_the_names_of_kafka_s() -> None:
         {},
         {},
     ]
+
+
+def test_lag_is_told_before_the_first_batch_and_of_another_log() -> None:
+    assert behind_latest(None) == []
+    source = {"endOffset": {"0": 5, "log": "old"}, "latestOffset": {"0": 3, "log": "new"}}
+    (lag,) = behind_latest({"sources": [source]})
+    assert lag["maxOffsetsBehindLatest"] == "3"

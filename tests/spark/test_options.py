@@ -82,6 +82,9 @@ def test_names_of_options_have_no_case() -> None:
         ({"columns": "address,address"}, "columns"),
         ({"retrySeconds": "soon"}, "retrySeconds"),
         ({"retrySeconds": "nan"}, "retrySeconds"),
+        ({"maxRowsPerTrigger": "9" * 5000}, "maxRowsPerTrigger"),
+        ({"startingOffsets": f'{{"{"1" * 5000}": 1}}'}, "startingOffsets"),
+        ({"startingOffsetsByTimestamp": f'{{"{"1" * 5000}": 1}}'}, "startingOffsetsByTimestamp"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], name: str) -> None:
@@ -106,7 +109,8 @@ def test_partitions_are_assigned_alone_or_with_their_filters() -> None:
     options = Options.parse(URL | {"assign": '{"a/#": [0, 1], "b": [1], "#": [3]}'})
     assert options.assigned == {0: ("a/#",), 1: ("a/#", "b"), 3: ()}
     assert options.filters_of(1) == ("a/#", "b")
-    assert options.asked == ("a/#", "b")
+    assert options.asked == ()  # everything, because of one of them
+    assert Options.parse(URL | {"assign": '{"a/#": [0, 1], "b": [1]}'}).asked == ("a/#", "b")
 
 
 def test_kafka_s_names_are_taken() -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from tests.spark.packets import START, Wire, pcap, pcapng
 from tests.wire.reading import write
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark.flows import Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap, traffic
 from wirelake.spark.spans import batches
-from wirelake.wire import DIALECTS
 from wirelake.wire.arrow import SCHEMA
 
 STEP = 1 << 20
@@ -64,7 +64,7 @@ def reasons(found: Found) -> list[str]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("port", ["family", "auto"])
 def test_both_directions_are_read_in_every_dialect(dialect: str, port: str) -> None:
-    greeting = {"tmq": "handshake", "mfp": "handshake"}.get(dialect.partition("-")[0])
+    greeting = {"tmq": Op.HANDSHAKE, "mfp": Op.HANDSHAKE}.get(dialect.partition("-")[0])
     asked = [Message(address="a/b", payload=b"to you")]
     if greeting:
         asked.insert(0, Message(op=greeting, source="client"))
@@ -83,9 +83,9 @@ def test_both_directions_are_read_in_every_dialect(dialect: str, port: str) -> N
 @pytest.mark.parametrize("gap", [False, True], ids=["whole", "with a gap"])
 def test_both_directions_of_a_little_endian_tmq_connection_are_read(gap: bool) -> None:
     """spec: tmq 2, decision 65: what the client's Hello told holds for the broker's side."""
-    asked = [Message(op="handshake"), Message(op="hello", payload=b"Client-Id: c\r\n")]
+    asked = [Message(op=Op.HANDSHAKE), Message(op=Op.HELLO, payload=b"Client-Id: c\r\n")]
     asked.append(Message("a/b", b"x" * 300, content_type=0x0102))
-    accepted = write([Message(op="handshake"), Message(op="ok")], "tmq-1.01", little=True)
+    accepted = write([Message(op=Op.HANDSHAKE), Message(op=Op.OK)], "tmq-1.01", little=True)
     answered = [Message("a/b", b"y" * k, content_type=0x0102) for k in (300, 301)]
     wire = Wire(PORTS["tmq"])
     packets = [*wire.open(), wire.send(0, write(asked, "tmq-1.01", little=True))]
@@ -186,7 +186,7 @@ def test_a_gap_is_reported_and_reading_goes_on_at_the_next_frame() -> None:
 
 def test_a_gap_between_two_frames_costs_only_what_is_missing() -> None:
     wire = Wire(7777)
-    hello = [Message(op="handshake", source="doorbell"), Message(address="door", payload=b"1")]
+    hello = [Message(op=Op.HANDSHAKE, source="doorbell"), Message(address="door", payload=b"1")]
     packets = [*wire.open(), wire.send(0, write(hello, "mfp-1"))]
     one = write([Message(address="door", payload=b"2")], "mfp-1")[-24:]
     wire.send(0, one)

@@ -6,11 +6,12 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from typer.testing import CliRunner
 
 import wirelake
@@ -19,8 +20,9 @@ from tests.spark.tables import make
 from wirelake import testing
 from wirelake.cli import app
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark import sql
+from wirelake.spark import table as tables
 from wirelake.spark.replay import Options, Step, replay
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -103,7 +105,7 @@ def test_only_what_was_published_is_replayed_and_only_what_is_asked_for(
     spark: SparkSession, broker: testing.Broker, tmp_path: Path
 ) -> None:
     place = lake(spark, tmp_path / "lake", *((k, f"a/{k % 2}", b"%d" % k) for k in range(20)))
-    lake(spark, tmp_path / "lake", (5, "a/0", b"asked"), op="request")
+    lake(spark, tmp_path / "lake", (5, "a/0", b"asked"), op=Op.REQUEST)
     since, until = (BEGIN + timedelta(seconds=s) for s in (5, 15))
     options = Options(
         place, broker.url("kobold-2"), filter="a/0", since=since, until=until, speed=0
@@ -174,6 +176,9 @@ def test_values_are_shown_to_people_and_programs() -> None:
     assert [sql.for_programs(one) for one in values] == [
         None, "Y2Fmw6k=", "/w==", "2026-01-31T12:00:00+00:00", {"a": "Yg=="}, 1.5,
     ]  # fmt: skip
+    typed = Row(at=Row(x=1.5, tags=["a", b"b"]), big=Decimal("7.50"))
+    assert sql.for_people(typed) == "at=x=1.5, tags=[a, b], big=7.50"
+    assert sql.for_programs(typed) == {"at": {"x": 1.5, "tags": ["a", "Yg=="]}, "big": "7.50"}
 
 
 # The command line
@@ -191,6 +196,8 @@ def test_values_are_shown_to_people_and_programs() -> None:
         (["sql", "SELECT 1", "--table", "t", "--as-of", "noon"], "--as-of"),
         (["compact", "--table", "t", "--sort", "address", "--z-order"], "exclude"),
         (["vacuum", "--table", "t", "--keep", "10m"], "an hour is the least"),
+        (["land", "--url", "http://h:1", "--table", "t", "--schema", "a=n whole"], "no type"),
+        (["decode", __file__, "--table", "t", "--schema", "a"], "FILTER=FILE or FILTER=DDL"),
         (["vacuum", "--table", "no-such-table"], "there is no table"),
     ],
 )  # fmt: skip
@@ -205,6 +212,25 @@ def same_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands use the session of the tests, and leave it running."""
     monkeypatch.setattr("wirelake.spark.session.start", lambda *args: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda self: None)
+
+
+@pytest.mark.usefixtures("same_spark")
+def test_routes_and_schemas_on_the_command_line(spark: SparkSession, tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    place = tmp_path / "lake"
+    with House(tmp_path / "data") as house:
+        messages = (("house/temp", b'{"celsius": 21.5}'), ("house/temp", b"?"), ("shop/a", b"1"))
+        house.post("/v1/publish", arrow(rows(*messages, ("other", b"2"))))
+        arguments = ["lake", "land", "--url", house.url, "--table", str(place), "--once"]
+        arguments += ["--route", "house/#=house", "--route", "shop/+=shop"]
+        landed = run(app, [*arguments, "--schema", "house/temp=celsius double"])
+    assert landed.exit_code == 0, landed.output
+    (one,) = tables.read(spark, str(place / "house")).collect()
+    assert (one.address, one.celsius) == ("house/temp", 21.5)
+    (two,) = tables.read(spark, str(place / "shop")).collect()
+    assert (two.address, "celsius" in two) == ("shop/a", False)
+    (bad,) = tables.read_errors(spark, f"{place}_errors").collect()
+    assert bytes(bad.payload) == b"?"
 
 
 @pytest.mark.usefixtures("same_spark")

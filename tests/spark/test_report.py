@@ -256,7 +256,7 @@ def test_the_command_line_writes_the_page_and_the_same_numbers(
     make(target, numbered(ROWS))
     arguments = ["lake", "report", "--table", str(target), "--out", str(out), "--json", str(file)]
     result = subprocess.run(
-        [sys.executable, "-c", "from wirelake.cli import main; main()", *arguments],
+        [sys.executable, "-m", "wirelake", *arguments],
         capture_output=True,
     )
     assert (result.returncode, result.stderr) == (0, b"")

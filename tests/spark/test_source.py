@@ -159,6 +159,20 @@ def test_a_name_with_a_wildcard_is_not_taken_for_a_filter() -> None:
     assert wanted.filters(()) == ()
 
 
+@pytest.mark.parametrize("address", ["", "a#b", "x" * 256, "a\nb"])
+def test_what_can_be_no_address_finds_nothing_and_is_no_error(house: House, address: str) -> None:
+    publish(house, 6)
+    parsed = Options.parse({"url": house.url, "pushdown": "true"})
+    for one in (
+        EqualTo(("address",), address),
+        In(("address",), ("house/a/door", address)),
+        StringStartsWith(("address",), f"{address}/x"),
+    ):
+        reader = LogReader(parsed, schema_of(parsed.columns))
+        assert list(reader.pushFilters([one])) == [one]  # so Spark compares it
+        assert sum(len(batch) for p in reader.partitions() for batch in reader.read(p)) == 6
+
+
 def test_a_log_without_rows_is_an_empty_table(wirelake: SparkSession, house: House) -> None:
     assert log(wirelake, house).count() == 0
 

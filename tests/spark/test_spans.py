@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.wire.reading import write
 from tests.wire.strategies import messages
 from tests.wire.vectors import load
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed, detect, encoder
 from wirelake.errors import EngineError, ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark.spans import (
     PROOF,
-    WITH_TOPIC,
     Index,
     State,
     batches,
@@ -25,7 +26,7 @@ from wirelake.spark.spans import (
     joined,
     whole,
 )
-from wirelake.wire import DIALECTS, Feed, FrameTable, detect, encoder
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA, to_arrow
 
 CAPTURES = sorted((Path(__file__).parents[2] / "examples" / "captures").iterdir())
@@ -131,10 +132,10 @@ def test_a_kobold_length_means_the_same_in_every_span(dialect: str, inclusive: b
     table = FrameTable()
     table.fill([Message(address="a", payload=b"x\r\n" * k) for k in range(5)])
     writer = encoder(dialect)
-    writer.inclusive = inclusive
+    writer.set_variant("inclusive" if inclusive else "")
     found = check(bytes(writer.encode(table)), dialect, 1)
     assert len(found.spans) == 5
-    assert found.state.inclusive == inclusive
+    assert found.state.variant == ("inclusive" if inclusive else "")
 
 
 def test_a_tmq_frame_that_looks_like_a_handshake_is_none_behind_a_split() -> None:
@@ -143,17 +144,17 @@ def test_a_tmq_frame_that_looks_like_a_handshake_is_none_behind_a_split() -> Non
     assert [span.messages for span in found.spans] == [1, 1, 1, 1]
 
 
-HELLO = Message(op="hello", payload=b"Client-Id: c\r\n")
+HELLO = Message(op=Op.HELLO, payload=b"Client-Id: c\r\n")
 
 
 @pytest.mark.parametrize("step", [1, 40, 500])
 def test_the_byte_order_that_hello_told_holds_in_every_span(step: int) -> None:
     """spec: tmq 2: long payloads and content types, in spans that never saw the Hello."""
     published = [Message("a", b"x" * (60 * k), content_type=0x0100 + k) for k in range(12)]
-    data = write([Message(op="handshake"), HELLO, *published], "tmq-1.01", little=True)
+    data = write([Message(op=Op.HANDSHAKE), HELLO, *published], "tmq-1.01", little=True)
     found = check(data, "tmq-1.01", step)
     assert len(found.spans) > 1
-    assert found.state.little
+    assert found.state.variant == "little"
     rows = decoded(data, found).to_pylist()
     assert [row["content_type"] for row in rows][2:] == [0x0100 + k for k in range(12)]
 
@@ -162,7 +163,7 @@ def test_a_span_before_the_first_hello_is_big_endian() -> None:  # spec: tmq 2
     before = write([Message("a", b"x" * 300, content_type=7)] * 4, "tmq-1.01")
     after = write([HELLO, *[Message("a", b"y" * 300, content_type=7)] * 4], "tmq-1.01", little=True)
     found = check(before + after, "tmq-1.01", 1)
-    assert [span.state.little for span in found.spans] == [None] * 5 + [True] * 4
+    assert [span.state.variant for span in found.spans] == [None] * 5 + ["little"] * 4
     rows = decoded(before + after, found).to_pylist()
     assert {row["content_type"] for row in rows if row["op"] == "publish"} == {7}
 
@@ -184,7 +185,7 @@ def test_a_file_that_changes_between_the_passes_is_an_error_and_no_wrong_row() -
 
 # Indexed by several tasks
 
-APART = [dialect for dialect in DIALECTS if dialect not in WITH_TOPIC]
+APART = [name for name, one in DIALECTS.items() if not one.has_topic_frames]
 
 
 def stretched(data: bytes, dialect: str, count: int) -> Index | None:

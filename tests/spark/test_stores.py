@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from tests.http.house import House
 from tests.spark.test_land import logged, publish, same
 from tests.spark.test_tables import landed, log_rows, write
-from wirelake.cli.contenders import free_port
 from wirelake.errors import ConfigError, EngineError
+from wirelake.measure.broker import free_port
 from wirelake.message import Message
 from wirelake.spark import table
 from wirelake.spark.commits import Table, TakenError

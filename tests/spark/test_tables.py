@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from wirelake.errors import ConfigError, EngineError
-from wirelake.spark import commits, files, table
+from wirelake.spark import commits, compaction, files, table
 from wirelake.spark.commits import Landed, Table, TakenError
 from wirelake.spark.compaction import (
     AS_LANDED,
@@ -281,9 +281,9 @@ def test_compaction_changes_files_and_no_rows(
     before = table.read(spark, str(tmp_path / "t")).orderBy("offset").collect()
     groups = all_together(made.files(), whole=True)
     assert compact(spark, made, groups, order) == (9, 1)
-    assert len(made.uris()) == 1
+    assert len(made.files()) == 1
     assert table.read(spark, str(tmp_path / "t")).orderBy("offset").collect() == before
-    rows = pq.read_table(made.uris()[0])
+    rows = pq.read_table(DeltaTable(str(tmp_path / "t")).file_uris()[0])
     if order == AS_LANDED:
         assert rows["offset"].to_pylist() == list(range(90))
     if order.columns == ("address",):
@@ -338,7 +338,7 @@ def test_what_is_appended_while_files_are_merged_stays(spark: SparkSession, tmp_
     made.append(write(made.storage, log_rows(10, 40)))
     assert compacting.replace(gone, new, change=False)
     assert offsets(made) == list(range(50))
-    assert len(compacting.uris()) == 2
+    assert len(compacting.files()) == 2
 
 
 def test_vacuum_deletes_what_nobody_needs_and_keeps_what_somebody_may(
@@ -354,6 +354,25 @@ def test_vacuum_deletes_what_nobody_needs_and_keeps_what_somebody_may(
     assert not (tmp_path / "t" / orphan[0].path).exists()
     assert offsets(made) == list(range(40))
     assert Table(made.storage).version == made.version
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_landing_deletes_old_files_once_in_a_while(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_due: bool
+) -> None:
+    made = grown(tmp_path / "t", 4)
+    made._table.alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+    )
+    made.refresh()
+    monkeypatch.setattr(compaction, "CLEAN_EVERY", 0.0 if is_due else 3600.0)
+    compactor = compaction.Compactor(spark, few=4)
+    compactor.added([made], 4)
+    compactor.close()
+    assert len(Table(made.storage).files()) == 1
+    left = list((tmp_path / "t").glob("*.parquet"))
+    assert len(left) == (1 if is_due else 5)
+    assert offsets(Table(made.storage)) == list(range(40))
 
 
 # Reading

@@ -6,9 +6,10 @@ Every rule that a caller may rely on is asserted here, so each test that reads b
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError
 from wirelake.message import Limits, Message
-from wirelake.wire import Encoder, FrameTable, Scanner, encoder, scanner
+from wirelake.wire import Encoder, FrameTable, Scanner
 
 
 @dataclass
@@ -97,7 +98,7 @@ def write(
     table = FrameTable(max(1, len(messages)))
     table.fill(messages, source)
     writer = encoder(dialect, client=client)
-    writer.little = little
+    writer.set_variant("little" if little else "")
     return bytes(writer.encode(table))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from wirelake.message import Flag, Message
+from wirelake.message import Flag, Message, Op
 
 #: For tests that run for every pair of dialects.
 few_examples = settings(max_examples=max(10, settings().max_examples // 5))
@@ -275,7 +275,7 @@ def _tmq(dialect: str) -> st.SearchStrategy[Message]:
 
     def joined(message: Message) -> Message:
         """A response and a message with RS have their id as correlation id too (decision 6)."""
-        if message.op == "reply" or (message.op == "publish" and Flag.RESPONSE in message.flags):
+        if message.op == Op.REPLY or (message.op == Op.PUBLISH and Flag.RESPONSE in message.flags):
             return replace_correlation(message, message.id)
         return message
 

@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from tests.wire.reading import read, write
 from tests.wire.strategies import messages, publishes
-from wirelake.message import OP_LABELS, Flag, Message
-from wirelake.wire import DIALECTS, FrameTable, encoder, scanner
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
+from wirelake.message import Flag, Message, Op
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA, from_arrow, to_arrow
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
@@ -34,6 +36,7 @@ def scanned(dialect: str, batch: list[Message]) -> FrameTable:
 def shown(message: Message) -> dict[str, Any]:
     """A message as a row of the log: without its token, which nobody may see."""
     row = {name: getattr(message, name) for name in FIELDS}
+    row["op"] = message.op.label
     row["headers"] = {k: v for k, v in message.headers.items() if k != "$token"}
     return row
 
@@ -136,7 +139,7 @@ def test_a_batch_outlives_the_table_and_the_buffer() -> None:
     "dialect", ["boson-text", "boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 )
 def test_no_token_is_ever_in_a_batch(dialect: str) -> None:
-    secret = Message(op="auth", headers={"$token": "s3cret"})
+    secret = Message(op=Op.AUTH, headers={"$token": "s3cret"})
     table = scanned(dialect, [secret])
     assert table.message(0).headers == {"$token": "s3cret"}
     batch = to_arrow(table)
@@ -188,16 +191,16 @@ def log_batch(count: int) -> tuple[list[Message], pa.RecordBatch]:
     return batch, to_arrow(table)
 
 
-KOBOLD = OP_LABELS[1:29]
+KOBOLD = list(Op)[1:29]
 
 
 def test_every_op_survives_the_log() -> None:
     table = FrameTable(64)
-    batch = [Message(op=op, address="a") for op in OP_LABELS]
+    batch = [Message(op=op, address="a") for op in Op]
     table.fill(batch)
     back = FrameTable(64)
     from_arrow(to_arrow(table), back)
-    assert [message.op for message in back.messages()] == list(OP_LABELS)
+    assert [message.op for message in back.messages()] == list(Op)
 
 
 def test_a_batch_larger_than_the_table_is_read_in_several_calls() -> None:
@@ -311,7 +314,7 @@ def test_a_name_that_is_no_op_is_unknown() -> None:
     table = FrameTable(4)
     from_arrow(pa.record_batch({"op": ["publish", "Publish", "", "dead"]}), table)
     labels = ["publish", "unknown", "publish", "dead"]
-    assert [message.op for message in table.messages()] == labels
+    assert [message.op.label for message in table.messages()] == labels
 
 
 @every_dialect
@@ -331,11 +334,11 @@ def test_a_message_goes_through_the_log_into_its_own_dialect(
     dialect: str, data: st.DataObject
 ) -> None:
     table = scanned(dialect, data.draw(st.lists(messages(dialect), max_size=4)))
-    sent = [message for message in table.messages() if message.op == "publish"]
+    sent = [message for message in table.messages() if message.op == Op.PUBLISH]
     back = FrameTable(64)
     from_arrow(to_arrow(table), back)
     got = read(dialect, [bytes(encoder(dialect).encode(back))]).messages
-    published = [message for message in got if message.op == "publish"]
+    published = [message for message in got if message.op == Op.PUBLISH]
     if dialect == "mfp-1":
         sent = [message for message in sent if Flag.OVERSIZE not in message.flags]
     assert [(m.address, m.payload) for m in published] == [(m.address, m.payload) for m in sent]

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.wire.reading import read, single_bytes, write
+from wirelake.dialects.boson_text.codec import BosonTextScanner
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Limits, Message
-from wirelake.wire import FrameTable, encoder, scanner
-from wirelake.wire.boson_text import BosonTextScanner
+from wirelake.message import Flag, Limits, Message, Op
+from wirelake.wire import FrameTable
 
 TEXT = "boson-text"
 BINARY = "boson-binary"
@@ -175,7 +176,7 @@ def test_a_fault_in_text_is_answered_by_an_error() -> None:
     reading = read(TEXT, [b"x"])
     assert reading.fault is not None
     (answer,) = read(TEXT, [reading.fault[2]]).messages
-    assert answer.op == "error"
+    assert answer.op == Op.ERROR
     assert answer.headers == {"$code": "bad_request"}
     assert answer.payload.decode() == reading.fault[1]
 
@@ -185,7 +186,7 @@ def test_a_fault_in_binary_is_answered_in_version_1(data: bytes) -> None:
     reading = read(BINARY, single_bytes(data))
     assert reading.fault is not None
     (answer,) = read(BINARY, [reading.fault[2]]).messages
-    assert answer.op == "error"
+    assert answer.op == Op.ERROR
     assert answer.headers == {"$code": "bad_request"}
     assert answer.payload.decode() == reading.fault[1]
     assert Flag.VERSION_2 not in answer.flags
@@ -202,18 +203,18 @@ PLAIN = Message(address="t", payload=b"x")
         (TEXT, {"address": "a|b"}, "address"),
         (TEXT, {"address": "$a"}, "address"),
         (TEXT, {"address": ""}, "address"),
-        (TEXT, {"op": "direct"}, "op"),
-        (TEXT, {"op": "unserve"}, "op"),
-        (TEXT, {"op": "unknown"}, "op"),
-        (TEXT, {"op": "request"}, "id"),
-        (TEXT, {"op": "request", "correlation_id": "a b"}, "id"),
-        (TEXT, {"op": "request", "correlation_id": "i" * 65}, "id"),
-        (TEXT, {"op": "request", "correlation_id": "1", "address": "a|b"}, "address"),
-        (TEXT, {"op": "reply", "correlation_id": "ä"}, "id"),
-        (TEXT, {"op": "error", "correlation_id": "/"}, "id"),
+        (TEXT, {"op": Op.DIRECT}, "op"),
+        (TEXT, {"op": Op.UNSERVE}, "op"),
+        (TEXT, {"op": Op.UNKNOWN}, "op"),
+        (TEXT, {"op": Op.REQUEST}, "id"),
+        (TEXT, {"op": Op.REQUEST, "correlation_id": "a b"}, "id"),
+        (TEXT, {"op": Op.REQUEST, "correlation_id": "i" * 65}, "id"),
+        (TEXT, {"op": Op.REQUEST, "correlation_id": "1", "address": "a|b"}, "address"),
+        (TEXT, {"op": Op.REPLY, "correlation_id": "ä"}, "id"),
+        (TEXT, {"op": Op.ERROR, "correlation_id": "/"}, "id"),
         (BINARY, {"address": ""}, "address"),
-        (BINARY, {"op": "unknown"}, "op"),
-        (BINARY, {"op": "handshake"}, "op"),
+        (BINARY, {"op": Op.UNKNOWN}, "op"),
+        (BINARY, {"op": Op.HANDSHAKE}, "op"),
     ],
 )
 def test_what_cannot_be_said_is_left_out(dialect: str, change: dict[str, str], reason: str) -> None:
@@ -263,7 +264,7 @@ def test_a_broker_does_not_pass_on_that_a_publisher_wants_an_acknowledgement() -
     plain = message(("topic", b"t"), ("content", b"x"))
     assert write([wanted], BINARY, client=False) == plain
     assert write([wanted], BINARY) == message(("hbf.ack", b"1"), ("topic", b"t"), ("content", b"x"))
-    subscribe = Message(op="subscribe", address="t", flags=Flag.ACK)
+    subscribe = Message(op=Op.SUBSCRIBE, address="t", flags=Flag.ACK)
     assert write([subscribe], BINARY, client=False) == write([subscribe], BINARY)
 
 

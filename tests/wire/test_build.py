@@ -18,7 +18,7 @@ def kernels() -> list[str]:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KERNELS"
     )
-    return [name for name in listed if name.startswith("wirelake.wire.")]
+    return [name for name in listed if name.startswith(("wirelake.wire.", "wirelake.dialects."))]
 
 
 def test_the_kernels_are_compiled_unless_plain_ones_are_expected() -> None:

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from wirelake.dialects.codec import detect
+from wirelake.dialects.dialect import HEAD
 from wirelake.errors import ProtocolError
-from wirelake.wire.detect import MAX_BYTES, detect
 
 OPS = [
     "PUB", "SUB", "UNSUB", "REQ", "REP", "ADV", "UNADV", "ENQ", "DEQ", "MSG", "ACK", "NACK",
@@ -320,8 +321,8 @@ def begins_with_a_key_of_kobold(head: bytes) -> bool:
 @st.composite
 def damaged_frames(draw: st.DrawFn) -> bytes:
     """A first frame of any dialect, of which a few bytes were replaced."""
-    data = bytearray(draw(st.one_of(*frames.values())).ljust(MAX_BYTES, b"\0"))
-    places = st.integers(0, MAX_BYTES - 1)
+    data = bytearray(draw(st.one_of(*frames.values())).ljust(HEAD, b"\0"))
+    places = st.integers(0, HEAD - 1)
     values = st.integers(0, 255) | st.sampled_from(b"\0\1\2\4 \rPT\x62\xa1\xb8\xbb\xbf")
     for place, value in draw(st.dictionaries(places, values, max_size=3)).items():
         data[place] = value
@@ -333,7 +334,7 @@ def damaged_frames(draw: st.DrawFn) -> bytes:
 def test_any_first_frame_is_itself_at_every_length(dialect: str, data: st.DataObject) -> None:
     frame = data.draw(frames[dialect])
     # A uid is chance: it may spell what another rule asks for (see the last tests).
-    assume(dialect != "mfp-1" or by_the_rules(frame[:MAX_BYTES]) == "mfp-1")
+    assume(dialect != "mfp-1" or by_the_rules(frame[:HEAD]) == "mfp-1")
     for family in (None, dialect.split("-")[0]):
         assert detect(frame, family) == dialect
         assert {detect(frame[:n], family) for n in range(len(frame))} <= {None, dialect}
@@ -343,7 +344,7 @@ def test_any_first_frame_is_itself_at_every_length(dialect: str, data: st.DataOb
 def test_twenty_three_bytes_decide_as_the_rules_say(data: bytes) -> None:
     result = outcome(data)
     assert result is not None
-    assert by_the_rules(data[:MAX_BYTES]) == (None if isinstance(result, ProtocolError) else result)
+    assert by_the_rules(data[:HEAD]) == (None if isinstance(result, ProtocolError) else result)
 
 
 @given(damaged_frames(), st.sampled_from([None, "boson", "kobold", "mfp", "tmq"]))
@@ -355,7 +356,7 @@ def test_an_answer_once_given_holds_whatever_follows(data: bytes, family: str | 
 
 @given(damaged_frames(), st.binary(max_size=20))
 def test_bytes_after_the_twenty_third_are_not_looked_at(data: bytes, more: bytes) -> None:
-    assert key_of(outcome(data[:MAX_BYTES] + more)) == key_of(outcome(data[:MAX_BYTES]))
+    assert key_of(outcome(data[:HEAD] + more)) == key_of(outcome(data[:HEAD]))
 
 
 def test_twenty_thousand_random_uids_are_all_of_mfp() -> None:

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from tests.wire.reading import cut, read, single_bytes, write
 from tests.wire.strategies import cuts, messages
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
-from wirelake.wire import DIALECTS, Feed
+from wirelake.message import Message, Op
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 
@@ -33,7 +34,7 @@ def test_a_feed_gives_what_a_scanner_reads(
 STREAMS = {
     "boson-text": b"5|0|greet|hello",
     "boson-binary": write([Message(address="greet", payload=b"hello")], "boson-binary"),
-    "mfp-1": write([Message(op="handshake", source="alice")], "mfp-1"),
+    "mfp-1": write([Message(op=Op.HANDSHAKE, source="alice")], "mfp-1"),
     "kobold-1": write([Message(address="greet", payload=b"hello")], "kobold-1"),
     "kobold-2": write([Message(address="greet", payload=b"hello")], "kobold-2"),
     "kobold-3": write([Message(address="greet", payload=b"hello")], "kobold-3"),

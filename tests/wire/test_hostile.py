@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from tests.wire.reading import chunks, cut, read, single_bytes, write
 from tests.wire.strategies import cuts, messages
 from tests.wire.vectors import load
-from wirelake.message import Limits
-from wirelake.wire import COMPILED, DIALECTS, FrameTable, encoder, scanner
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
+from wirelake.message import Limits, Op
+from wirelake.wire import COMPILED, FrameTable
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 SMALL = Limits(message=3000, address=40, headers=300, sequence=3000)
@@ -78,8 +80,8 @@ def test_what_was_read_from_damaged_frames_can_be_written_in_every_dialect(
         again = read(target, [reading.encoded])
         assert again.fault is None
         left_out = sum(encode.skipped.values())
-        written = [message for message in again.messages if message.op != "topic"]
-        wanted = [message for message in reading.messages if message.op != "topic"]
+        written = [message for message in again.messages if message.op != Op.TOPIC]
+        wanted = [message for message in reading.messages if message.op != Op.TOPIC]
         assert len(wanted) - left_out <= len(written) <= len(wanted)
 
 

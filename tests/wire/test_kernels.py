@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from tests.wire.reading import chunks, read, write
 from tests.wire.strategies import messages
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
+from wirelake.dialects.mfp.codec import MfpEncoder
 from wirelake.errors import ProtocolError
 from wirelake.message import Flag, Limits, Message
-from wirelake.wire import DIALECTS, FrameTable, Scanner, encoder, scanner
-from wirelake.wire.mfp import MfpEncoder
+from wirelake.wire import FrameTable, Scanner
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 HELLO = Message(address="a", payload=b"hello")
@@ -610,7 +612,7 @@ def first_frame(dialect: str) -> tuple[Scanner, bytes, FrameTable]:
     table = FrameTable(4)
     table.fill([HELLO], dialect)
     encode = encoder(dialect)
-    encode.inclusive = True
+    encode.set_variant("inclusive")
     return scanner(dialect), bytes(encode.encode(table)), table
 
 
@@ -665,8 +667,9 @@ def test_kobold_2_is_never_undecided() -> None:
 def test_new_mfp_uids_count_up_from_a_seed(seed: bytes) -> None:
     table = FrameTable(4)
     table.fill([HELLO, HELLO], "kobold-3")
-    encode = MfpEncoder("mfp-1", False, uid_seed=seed)
+    encode = MfpEncoder("mfp-1", False)
+    encode.prepare(seed, split=False)
     ids = [message.id for message in read("mfp-1", [bytes(encode.encode(table))]).messages]
     assert ids == [seed.hex() + f"{n:016x}" for n in (1, 2)]
     with pytest.raises(ValueError, match="8 bytes"):
-        MfpEncoder("mfp-1", False, uid_seed=seed[1:])
+        MfpEncoder("mfp-1", False).prepare(seed[1:], split=False)

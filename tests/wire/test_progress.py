@@ -13,10 +13,11 @@ import pytest
 from fuzz.native.build import compile_kernel
 from tests.broker.desk import Desk
 from tests.wire import faulty as plain
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 from wirelake.spark.spans import tables, whole
-from wirelake.wire import COMPILED, Feed, FrameTable
+from wirelake.wire import COMPILED, FrameTable
 
 MakeScanner = Callable[[], Any]
 
@@ -51,7 +52,7 @@ class StuckScanner:
         self.calls += 1
         if self.calls > 100:
             raise RuntimeError("the caller goes on for ever")
-        table.fill([Message(op="pong")] * self.rows)
+        table.fill([Message(op=Op.PONG)] * self.rows)
         return 0
 
     finish = scan

@@ -5,8 +5,10 @@ from msgspec.structs import replace
 
 from tests.wire.reading import chunks, cut, read, single_bytes
 from tests.wire.vectors import Vector, load
-from wirelake.message import Flag, Message
-from wirelake.wire import COMPILED, DIALECTS, encoder
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder
+from wirelake.message import Flag, Message, Op
+from wirelake.wire import COMPILED
 
 SPEC = load("spec")
 OWN = load("own")
@@ -72,16 +74,17 @@ def test_a_vector_read_into_a_small_table_is_read_as_the_whole(
 def test_a_vector_comes_back_from_the_encoder(vector: Vector) -> None:
     back = encoder(vector.dialect)
     if vector.frame.get("inclusive"):
-        back.inclusive = True
-    back.little = vector.frame.get("order") == "little"
+        back.set_variant("inclusive")
+    if vector.frame.get("order") == "little":
+        back.set_variant("little")
     reading = read(vector.dialect, [vector.data], encode=back)
-    unknown = sum(message.op == "unknown" for message in reading.messages)
+    unknown = sum(message.op == Op.UNKNOWN for message in reading.messages)
     assert back.skipped == ({"op": unknown} if unknown else {})
     if vector.encoded is not None:
         assert reading.encoded == vector.encoded
     again = read(vector.dialect, [reading.encoded])
     assert again.fault is None
-    known = [message for message in reading.messages if message.op != "unknown"]
+    known = [message for message in reading.messages if message.op != Op.UNKNOWN]
     assert [whole(message) for message in again.messages] == [whole(message) for message in known]
 
 

@@ -1,25 +1,29 @@
-"""Which connection has which client id, and which token an id belongs to (spec: identity).
+"""Who the clients are: the rights of a connection, and its client id (spec: identity).
 
 A connection's *owner* is the name of its token entry, or of its certificate; it is empty for a
-stranger. An id that was claimed with a token belongs to that token entry: whoever has the same
-entry takes it over at once, and nobody else does, however silent its connection is. After a
-disconnect the id stays reserved for its owner for a while. Where tokens are configured, a stranger
-cannot claim an id. Only where no tokens are configured does silence free an id.
+stranger. The rules for client ids:
+
+1. An id that was claimed with a token belongs to its owner. Another connection of the same owner
+   takes it over at once; nobody else can, even if the connection is silent.
+2. After a disconnect the id stays reserved for its owner for `reserve` seconds.
+3. Where tokens are configured, a stranger cannot claim an id.
+4. Where none are, an id is free once its connection has been silent for `SILENCE` seconds.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from wirelake.address import check_client_id, matches
+from wirelake.broker.capture import Capture
+from wirelake.broker.endpoint import Endpoint
+from wirelake.broker.guesses import Guesses
+from wirelake.broker.rights import Rights, all_rights
+from wirelake.broker.vitals import Vitals
 from wirelake.errors import RefusedError
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.rights import Rights
-    from wirelake.broker.session import Session
+from wirelake.message import Message
 
 #: Where no tokens are configured, an id is free once its connection was silent this long (seconds).
 SILENCE = 60.0
@@ -29,29 +33,60 @@ MAX_RESERVED = 10_000
 
 
 class Clients:
-    """The ids that connections have, and those that are reserved."""
+    """The rights that tokens give, the ids that connections have, and the reserved ones."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, vitals: Vitals, capture: Capture) -> None:
+        self._vitals = vitals
+        self._capture = capture
+        self.rights_of_strangers = all_rights()
+        #: All rights that are in force, those of strangers first.
+        self.all_rights: list[Rights] = [self.rights_of_strangers]
+        #: The rights of a token, None where it is not known.
+        self.rights_of_token: Callable[[str], Rights | None] = lambda token: (
+            self.rights_of_strangers
+        )
+        #: The rights in force for the holders of these, which may be older; None if there are none.
+        self.current_rights: Callable[[Rights], Rights | None] = lambda rights: rights
+        self.guesses = Guesses()
         self.reserve = RESERVE
         self.max_reserved = MAX_RESERVED  # for one token; the oldest are let go first
-        self._sessions: dict[str, list[Session]] = {}
+        self._sessions: dict[str, list[Endpoint]] = {}
         self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, until when
         self._reserved_for: dict[str, OrderedDict[str, None]] = {}  # by owner
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._sessions
 
-    def sessions(self, client_id: str) -> list[Session]:
+    def sessions(self, client_id: str) -> list[Endpoint]:
         """Return the connections that have this id: one, or mfp's pair of two."""
         return self._sessions.get(client_id, [])
 
-    def claim(self, session: Session, client_id: str, now: float) -> None:
+    def authenticate(self, session: Endpoint, token: str) -> None:
+        """Give a session the rights of a token; an id that it claimed with another one is free.
+
+        Raises RefusedError (`unauthorized`) where the token is not known, or is not looked at since
+        there were too many wrong ones.
+        """
+        self.guesses.check(session, token, self._vitals.now)
+        rights = self.rights_of_token(token)
+        if rights is None:
+            self.guesses.failed(session, self._vitals.now)
+            raise RefusedError("unauthorized", "the token is not known")
+        if session.has_claimed and self.owner_of(rights) != session.owner:
+            self.leave(session, self._vitals.now)
+            session.client_id = ""
+        self.guesses.succeeded(session, token)
+        session.token = token
+        session.rights = rights
+        if rights is not self.rights_of_strangers:
+            session.authenticated()
+
+    def claim(self, session: Endpoint, client_id: str, now: float) -> None:
         """Give a session the id that it claims.
 
-        Whoever has the id and must make way for it is disconnected, which is an event. Raises
-        RefusedError: `unauthorized` where this session may not claim the id, `conflict` where it
-        belongs to somebody else.
+        A connection that it takes the id from is disconnected, which is an event. Raises
+        RefusedError: `unauthorized` where this session may not claim the id, `conflict` where the
+        id belongs to somebody else.
         """
         self.check(session.rights, client_id, now)
         in_the_way = []
@@ -64,16 +99,16 @@ class Clients:
             in_the_way.append(other)
         for other in in_the_way:
             text = f"took over the client id {client_id} from {other.link.peer}"
-            self._node.event("takeover", repr(session), text)
+            self._vitals.event("takeover", repr(session), text)
             other.close("another connection took over its client id")
         self._assign(session, client_id)
         session.has_claimed = True
         self._let_go(client_id)
 
     def check(self, rights: Rights, client_id: str, now: float) -> None:
-        """Raise RefusedError where an id is none, or rights do not let their holder use it.
+        """Raise RefusedError where an id is not valid, or these rights do not allow it.
 
-        A live connection with that id is looked at by `claim` and `check_request`.
+        Connections that have the id now are checked by `claim` and `check_request`.
         """
         check_client_id(client_id)
         owner = self.owner_of(rights)
@@ -93,14 +128,14 @@ class Clients:
         if any(not owner or other.owner != owner for other in self.sessions(client_id)):
             raise RefusedError("conflict", f"the client id {client_id} is in use")
 
-    def name(self, session: Session) -> None:
+    def name(self, session: Endpoint) -> None:
         """Give a session an id that the broker makes."""
         made = f"client-{session.number}"
         while made in self._sessions or made in self._reserved:
             made = f"client-{session.number}-{secrets.token_hex(4)}"
         self._assign(session, made)
 
-    def leave(self, session: Session, now: float) -> None:
+    def leave(self, session: Endpoint, now: float) -> None:
         """Take a session's id from it; one that it claimed with a token stays reserved."""
         client_id = session.client_id
         mine = self._sessions.get(client_id, [])
@@ -115,14 +150,40 @@ class Clients:
 
     def owner_of(self, rights: Rights) -> str:
         """Return the token entry that rights are of, empty for strangers."""
-        return "" if rights is self._node.rights_of_strangers else rights.name
+        return "" if rights is self.rights_of_strangers else rights.name
+
+    def send(self, session: Endpoint, message: Message, now: float) -> None:
+        """Pass a direct message on to the client that it names; raises RefusedError."""
+        if not self.receiver(session, message.target).send(message):
+            raise RefusedError("not_found", f"{message.target} cannot be told this")
+        self._capture.add(message, now)
+        self._vitals.counters["delivered"] += 1
+
+    def receiver(self, session: Endpoint, name: str) -> Endpoint:
+        """Return the connection of a client that takes messages for itself.
+
+        Raises RefusedError: `unauthorized` where the session may not send to it, `not_found` where
+        there is none.
+        """
+        if not session.rights.allows("publish", f"$client/{name}"):
+            raise RefusedError("unauthorized", f"no right to send to {name}")
+        for other in self.sessions(name):
+            if other.takes_direct:
+                return other
+        raise RefusedError("not_found", f"no client {name} that takes messages")
+
+    def tick(self) -> None:
+        """Tell operators of the addresses that have given too many wrong tokens."""
+        while self.guesses.events:
+            address, text = self.guesses.events.popleft()
+            self._vitals.event("wrong_tokens", address, text)
 
     @property
     def _is_open(self) -> bool:
-        return self._node.rights_of_strangers.is_open
+        return self.rights_of_strangers.is_open
 
-    def _assign(self, session: Session, client_id: str) -> None:
-        self.leave(session, self._node.now)
+    def _assign(self, session: Endpoint, client_id: str) -> None:
+        self.leave(session, self._vitals.now)
         session.client_id = client_id
         self._sessions.setdefault(client_id, []).append(session)
 

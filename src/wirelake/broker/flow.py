@@ -1,37 +1,33 @@
-"""What happens when a client reads more slowly than the broker writes to it.
+"""Flow control: what happens when a client reads more slowly than the broker writes to it.
 
-Whatever is written to a client waits in its outbox, which is bounded. While it is full:
+Bytes for a client wait in its outbox, which has a limit. While the outbox is full:
 
-- Nothing more is read from the client itself. This bounds the answers to what it asks for.
-- What others send it waits for it too, by a policy per filter:
+- Nothing more is read from the client itself. This bounds the answers to its own requests.
+- For messages that others send to it, there is a policy per filter:
 
   - `disconnect` (the default): whoever sends to it waits, as TCP would make them, but for no more
     than `patience` seconds in any `window`; then the client is disconnected as a slow consumer.
-    Several slow ones must not cost a sender that much each: once it has waited so long for all of
-    them together, a quarter of it is enough to be one.
+    Several slow clients must not each cost a sender that much: once it has waited `patience` for
+    all of them together, a quarter of it is enough to disconnect one.
   - `drop`: the newest messages are dropped, for this subscriber alone, and counted.
   - `pause`: nothing is lost and nobody is disconnected; publishers wait as long as it takes.
 
-All outboxes share a budget. While they exceed it, an outbox is full already at its fair share, and
-nobody may send large messages or gets large answers. If that lasts for a quarter of the patience,
-the largest outboxes are emptied by disconnecting their clients, first those that have not moved.
+All outboxes share a budget. While they exceed it, an outbox is full at its fair share, and large
+messages and large answers wait. If that lasts for a quarter of `patience`, the clients with the
+largest outboxes are disconnected, first those that have read nothing since.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 from wirelake.address import matches
 from wirelake.broker.budget import Budget, Holder
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
-    from wirelake.message import Message
-
-Policy = Literal["disconnect", "drop", "pause"]
+from wirelake.broker.endpoint import Endpoint, Policy
+from wirelake.broker.vitals import Vitals
+from wirelake.message import Message
 
 OUTBOX = 8 << 20
 TOTAL = 256 << 20
@@ -47,10 +43,10 @@ FEWEST = 16
 
 @dataclass(eq=False, slots=True)
 class _Backlog:
-    """A client whose outbox is full: who waits for it, and since when others do."""
+    """A full outbox: which senders wait for it, and since when."""
 
     since: float | None = None
-    waiting: set[Session] = field(default_factory=set)
+    waiting: set[Endpoint] = field(default_factory=set)
     patient: bool = False  # some filter's policy is `pause`
     unwaited: bool = False  # something was sent by nobody who could wait
 
@@ -58,53 +54,50 @@ class _Backlog:
 class Flow:
     """The outboxes that are full, and those who wait for them or for the budget."""
 
-    def __init__(
-        self,
-        outbox: int = OUTBOX,
-        patience: float = PATIENCE,
-        window: float = WINDOW,
-        policies: dict[str, Policy] | None = None,
-        total: int = TOTAL,
-    ) -> None:
-        self.outbox = outbox
-        self.patience = patience
-        self.window = window
-        self.policies = dict(policies or {})
-        self.budget = Budget(total)
-        self.node: Node
-        self._full: dict[Session, _Backlog] = {}
-        self._waits: dict[Session, _Times] = {}  # for subscribers
-        self._stops: dict[Session, _Times] = {}  # of publishers
-        self._starved: dict[Session, int] = {}  # who waits for how much room in the budget
+    def __init__(self, vitals: Vitals, sessions: Collection[Endpoint]) -> None:
+        """`sessions` are all that there are, now and later."""
+        self.outbox = OUTBOX
+        self.patience = PATIENCE
+        self.window = WINDOW
+        self.policies: dict[str, Policy] = {}
+        self.budget = Budget(TOTAL)
+        #: The session whose read is being done: it waits for the outboxes that it fills.
+        self.reading: Endpoint | None = None
+        self._vitals = vitals
+        self._sessions = sessions
+        self._full: dict[Endpoint, _Backlog] = {}
+        self._waits: dict[Endpoint, _Times] = {}  # for subscribers
+        self._stops: dict[Endpoint, _Times] = {}  # of publishers
+        self._starved: dict[Endpoint, int] = {}  # who waits for how much room in the budget
         self._pressed: float | None = None  # since when somebody has waited for the budget
         self._moved: dict[int, int] = {}  # how much each outbox had sent by then, by its id
 
     @property
     def limit(self) -> int:
-        """The bytes beyond which an outbox is full."""
+        """The size in bytes beyond which an outbox is full."""
         return min(self.outbox, self._share()) if self.budget.is_exceeded else self.outbox
 
     def _share(self) -> int:
-        return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self.node.sessions)))
+        return max(LEAST_SHARE, self.budget.most // max(FEWEST, len(self._sessions)))
 
     def policy_of(self, address: str) -> Policy:
-        """The policy of the first filter that matches an address."""
+        """Return the policy of the first filter that matches an address."""
         for filter, policy in self.policies.items():
             if matches(filter, address):
                 return policy
         return "disconnect"
 
-    def admits(self, member: Session, count: int, policy: Policy) -> bool:
-        """May `count` more messages be written to a subscriber?"""
+    def admits(self, member: Endpoint, count: int, policy: Policy) -> bool:
+        """Return whether `count` messages may be written to a subscriber; count them if not."""
         if policy != "drop" or member.outgoing <= self.limit:
             return True
-        self.node.count_dropped("slow_consumer", count)
+        self._vitals.count_dropped("slow_consumer", count)
         return False
 
     def overflowed(
-        self, member: Session, sender: Session | None, policy: Policy, now: float
+        self, member: Endpoint, sender: Endpoint | None, policy: Policy, now: float
     ) -> None:
-        """An outbox is full: let whoever wrote to it wait, and its own client too."""
+        """An outbox is full: read no more from the sender, nor from the client itself."""
         if policy == "drop":
             return
         backlog = self.hold_own(member, now)
@@ -117,7 +110,7 @@ class Flow:
             sender.link.pause()
             self._stops.setdefault(sender, _Times()).begin(now)
 
-    def hold_own(self, member: Session, now: float) -> _Backlog:
+    def hold_own(self, member: Endpoint, now: float) -> _Backlog:
         """Read no more from a client while its outbox is full."""
         backlog = self._full.get(member)
         if backlog is None:
@@ -127,17 +120,17 @@ class Flow:
             member.link.pause()
         return backlog
 
-    def push(self, member: Session, message: Message, cause: Session | None, now: float) -> None:
-        """Send what a client is told because of another's doing, who waits if it can.
+    def push(self, member: Endpoint, message: Message, cause: Endpoint | None, now: float) -> None:
+        """Send a notification that another client caused, who waits if the outbox is full.
 
-        Where nobody can wait, the client is disconnected once its outbox has been full for as long
-        as others would have waited, and at once when it is full twice over.
+        Where there is no such client, the receiver is disconnected once its outbox has been full
+        for `patience`, and at once when the outbox has twice its limit.
         """
         if cause is not None and cause.closed:
             cause = None
         if cause is None and member.outgoing > self.limit:
             if member.outgoing > 2 * self.limit:
-                self.node.slow_consumer(member, member.outgoing)
+                self._disconnect(member, member.outgoing)
                 return
             backlog = self.hold_own(member, now)
             backlog.unwaited = True
@@ -145,7 +138,7 @@ class Flow:
                 backlog.since = now
         member.send(message, "disconnect", cause)
 
-    def drained(self, member: Session, now: float) -> None:
+    def drained(self, member: Endpoint, now: float) -> None:
         """A client's outbox has room again."""
         if backlog := self._full.pop(member, None):
             if backlog.since is not None:
@@ -154,7 +147,7 @@ class Flow:
                 waits.end(now)
             self._let_go(member, backlog, now)
 
-    def _let_go(self, member: Session, backlog: _Backlog, now: float) -> None:
+    def _let_go(self, member: Endpoint, backlog: _Backlog, now: float) -> None:
         for sender in [member, *backlog.waiting]:
             sender.waits_for.discard(member)
             if not sender.waits_for and not sender.closed:
@@ -162,7 +155,7 @@ class Flow:
                     self._stops[sender].end(now)
                 sender.link.resume()
 
-    def left(self, session: Session, now: float) -> None:
+    def left(self, session: Endpoint, now: float) -> None:
         """A session has ended, whether it was waited for or waiting."""
         self._waits.pop(session, None)
         self._stops.pop(session, None)
@@ -181,7 +174,7 @@ class Flow:
             if member.outgoing <= self.limit // 2:
                 self.drained(member, now)
             elif not backlog.patient and self._is_too_slow(member, backlog, now):
-                self.node.slow_consumer(member, member.outgoing)
+                self._disconnect(member, member.outgoing)
         if not self._starved and not self.budget.is_exceeded:
             self._pressed = None
         elif self._pressed is None:
@@ -192,8 +185,8 @@ class Flow:
             self._evict()
         self.relieve()
 
-    def _is_too_slow(self, member: Session, backlog: _Backlog, now: float) -> bool:
-        """Have senders waited for it, or for it among others, for too long?"""
+    def _is_too_slow(self, member: Endpoint, backlog: _Backlog, now: float) -> bool:
+        """Return whether senders have waited too long for this client, or for it among others."""
         since = now - self.window
         is_awaited = backlog.since is not None and (backlog.waiting or backlog.unwaited)
         waited = now - backlog.since if is_awaited and backlog.since is not None else 0.0
@@ -203,16 +196,25 @@ class Flow:
         most = self.patience
         return waited > most or (waited > most / 4 and max(stopped, default=0.0) > most)
 
+    def _disconnect(self, session: Endpoint, buffered: int, reason: str = "") -> None:
+        """Disconnect a client that others have waited for too long."""
+        session.lost("slow consumer")
+        session.link.abort()
+        self._vitals.counters["slow_consumers"] += 1
+        text = f"disconnected with {buffered} bytes unread"
+        text = f"{text}: {reason}" if reason else text
+        self._vitals.event("slow_consumer", repr(session), text)
+
     # The budget
 
-    def starve(self, session: Session, size: int) -> None:
-        """Read no more from a client, and answer it no more, until there is room for so much."""
+    def starve(self, session: Endpoint, size: int) -> None:
+        """Read no more from a client until the budget has room for `size` bytes."""
         self._starved[session] = size
         session.waits_for.add(self.budget)
         session.link.pause()
 
     def relieve(self) -> None:
-        """Let those go on that wait for room in the budget, as far as there is some."""
+        """Resume those who wait for room in the budget, in order, as far as there is room."""
         wanted = 0
         for session, size in list(self._starved.items()):
             wanted += size
@@ -224,9 +226,9 @@ class Flow:
                 session.link.resume()
 
     def _evict(self) -> None:
-        """Disconnect those with the largest outboxes, until there is room for who waits first."""
+        """Disconnect clients with large outboxes until there is room for the first who waits."""
         wanted = next(iter(self._starved.values()), 0)
-        sessions = {id(session.link): session for session in self.node.sessions}
+        sessions = {id(session.link): session for session in self._sessions}
         share = self._share()
 
         def order(holder: Holder) -> tuple[bool, bool, int]:
@@ -242,7 +244,7 @@ class Flow:
                 continue
             if (session := sessions.get(id(holder))) is not None:
                 reason = f"all outboxes may hold {self.budget.most} bytes together (flow.total)"
-                self.node.slow_consumer(session, holder.buffered, reason)
+                self._disconnect(session, holder.buffered, reason)
             else:
                 holder.abort()
 
@@ -268,7 +270,7 @@ class _Times:
             self._since = None
 
     def total(self, since: float, now: float) -> float:
-        """How long they were in all from `since` to `now`."""
+        """Return the length of all stretches between `since` and `now`."""
         while self._past and self._past[0][1] < since:
             self._past.popleft()
         past = sum(end - max(begin, since) for begin, end in self._past)

@@ -9,7 +9,7 @@ If it is another machine's, its tokens are not looked at for a while either, but
 right there before. Addresses of this machine are never barred as a whole, since everybody behind a
 proxy, a tunnel or a container has the same one.
 
-Also used by HTTP, on another thread: so events wait here until the node's clock ticks.
+Also used by HTTP, on another thread: so events wait here until the broker's clock ticks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import ipaddress
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from wirelake.broker.endpoint import Endpoint
 from wirelake.errors import RefusedError
-
-if TYPE_CHECKING:
-    from wirelake.broker.session import Session
 
 #: Wrong tokens of one connection that cost nothing, and attempts after which it is closed.
 FREE = 3
@@ -58,13 +55,13 @@ class Guesses:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._connections: WeakKeyDictionary[Session, _Trial] = WeakKeyDictionary()
+        self._connections: WeakKeyDictionary[Endpoint, _Trial] = WeakKeyDictionary()
         self._addresses: OrderedDict[str, _Trial] = OrderedDict()
         self._right: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         #: What operators are to be told: an address, and a text.
         self.events: deque[tuple[str, str]] = deque(maxlen=100)
 
-    def check(self, session: Session, token: str, now: float) -> None:
+    def check(self, session: Endpoint, token: str, now: float) -> None:
         """Raise RefusedError where a connection's tokens are not looked at now."""
         trial = self._connections.get(session)
         wait = max(
@@ -79,7 +76,7 @@ class Guesses:
             session.close("too many wrong tokens")
         raise RefusedError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
 
-    def failed(self, session: Session, now: float) -> None:
+    def failed(self, session: Endpoint, now: float) -> None:
         """A connection has given a wrong token."""
         trial = self._connections.setdefault(session, _Trial())
         trial.wrong += 1
@@ -87,7 +84,7 @@ class Guesses:
         trial.until = now + _delay(trial.wrong - FREE)
         self.failed_at(_host(session), now)
 
-    def succeeded(self, session: Session, token: str) -> None:
+    def succeeded(self, session: Endpoint, token: str) -> None:
         """A connection has given a right token."""
         self._connections.pop(session, None)
         self.succeeded_at(_host(session), token)
@@ -139,7 +136,7 @@ def _key(address: str, token: str) -> tuple[str, bytes]:
     return address, hashlib.sha256(token.encode(errors="surrogatepass")).digest()
 
 
-def _host(session: Session) -> str:
+def _host(session: Endpoint) -> str:
     """The address of a connection without its port; what is no address is this machine's."""
     host, colon, port = session.link.peer.rpartition(":")
     return host.strip("[]") if colon and port.isdecimal() else session.link.peer

@@ -1,20 +1,19 @@
-"""What there is in a broker, for those who ask: addresses, connections, queues.
+"""The contents of a broker for those who ask: addresses, connections, queues.
 
-HTTP's admin interface and TMQ's server messages tell the same, so what is told, and to whom, stands
-here. The values are plain and can be written as JSON.
+HTTP's admin interface and TMQ's server messages give the same answers, so they are made here. The
+values are plain and can be written as JSON.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.queues import Queue
-    from wirelake.broker.rights import Rights
-    from wirelake.broker.session import Session
+from wirelake.broker.endpoint import Endpoint
+from wirelake.broker.node import Node
+from wirelake.broker.queue import Queue
+from wirelake.broker.rights import Rights
 
 
 def addresses(node: Node, rights: Rights) -> dict[str, Any]:
@@ -48,7 +47,7 @@ def connections(node: Node, now: float) -> list[dict[str, Any]]:
     return [connection(session, now) for session in node.sessions]
 
 
-def connection(session: Session, now: float) -> dict[str, Any]:
+def connection(session: Endpoint, now: float) -> dict[str, Any]:
     """One connection, for those with the right `admin`."""
     return {
         "number": session.number,

@@ -12,17 +12,14 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from wirelake.broker.budget import OVERHEAD, Budget
+from wirelake.broker.node import Node
+from wirelake.broker.rights import Rights
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
 from wirelake.message import Message
 from wirelake.wire import FrameTable
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.rights import Rights
 
 #: The dialect of the frames that a local subscriber gets.
 FORM = "boson-binary"
@@ -133,15 +130,15 @@ class LocalSession(Session):
     def __init__(
         self, node: Node, link: LocalLink, rights: Rights, now: float, client_id: str = ""
     ) -> None:
-        if rights not in node.all_rights:  # they changed since the request came
-            current = node.succeeding_rights(rights)
-            if current is None:
-                raise RefusedError("unauthorized", "the token is not known")
-            rights = current
+        current = node.clients.current_rights(
+            rights
+        )  # they may have changed since the request came
+        if current is None:
+            raise RefusedError("unauthorized", "the token is not known")
         super().__init__(node, link, FORM, now)
         link.count_in(node.flow.budget)
         self.dialect = DIALECT
-        self.rights = rights
+        self.rights = current
         self.client_id = client_id  # the source of what it publishes
         self.refusal: RefusedError | None = None
         self.is_revoked = False
@@ -166,7 +163,7 @@ class LocalSession(Session):
         self.refusal = self.refusal or error
 
     def accept(self, message: Message) -> None:
-        """Whoever published waits for all of it, with `Node.after`."""
+        """Whoever published waits for all of it, with `Engine.after`."""
 
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
-        """Whoever published waits for all of it, with `Node.after`."""
+        """Whoever published waits for all of it, with `Engine.after`."""

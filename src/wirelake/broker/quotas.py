@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from wirelake.errors import RefusedError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Quotas:
     """The quotas in force; the settings of the same names are in `config.QuotaSettings`."""
 
@@ -34,6 +34,11 @@ class Quotas:
     keys: int = 1_000_000
     key_bytes: int = 1 << 30
     deleted_keys: int = 10_000
+
+    def change(self, **quotas: int) -> None:
+        """Put these quotas into force; the others stay."""
+        for name, value in quotas.items():
+            setattr(self, name, value)
 
     def check(self, kind: str, mine: int, in_all: int) -> None:
         """Refuse one more of a kind where a connection has `mine`, and all have `in_all`."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from wirelake.broker.route import Routes
+from wirelake.errors import RefusedError
 
 
 def covers(allowed: str, wanted: str) -> bool:
-    """Does a filter allow everything that another one asks for?"""
+    """Return whether a filter matches everything that another one does."""
     if allowed == wanted:
         return True
     mine, theirs = allowed.split("/"), wanted.split("/")
@@ -27,7 +26,7 @@ def covers(allowed: str, wanted: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Rights:
-    """What the holders of one token may do; they also share one table of routes."""
+    """What the holders of one token may do."""
 
     name: str
     publish: tuple[str, ...] = ()
@@ -39,27 +38,36 @@ class Rights:
     admin: bool = False
     key: str = ""  # the hash of the token; empty for those without one
     is_open: bool = False  # everybody's, where no tokens are configured
-    routes: Routes = field(default_factory=lambda: Routes(secrets.randbits(32)))
 
     @property
     def may_declare(self) -> bool:
-        """Was a right to make queues configured for them?"""
+        """Whether a right to declare queues was configured for them."""
         return not self.is_open and (self.admin or bool(self.declare))
 
     @property
     def is_empty(self) -> bool:
-        """May they do nothing at all, as strangers where tokens are configured?"""
+        """Whether they allow nothing, as those of strangers where tokens are configured."""
         filters = (self.publish, self.subscribe, self.serve, self.store, self.declare)
         return not self.admin and not any(filters)
 
     def allows(self, kind: str, filter: str) -> bool:
-        """May they do this kind of thing to an address, or to all that a filter matches?"""
+        """Return whether they allow a kind of action on all that an address or filter matches."""
         allowed: tuple[str, ...] = getattr(self, kind)
         return any(one == "#" or covers(one, filter) for one in allowed)
 
+    def check_not_empty(self) -> None:
+        """Raise RefusedError where they allow nothing, so that strangers learn nothing."""
+        if self.is_empty:
+            raise RefusedError("unauthorized", "no right to know this")
+
+    def check_removal(self, name: str) -> None:
+        """Raise RefusedError where they do not allow removing what others use."""
+        if not self.admin:
+            raise RefusedError("unauthorized", f"no right to remove {name}")
+
 
 def all_rights(name: str = "everyone") -> Rights:
-    """Those of anybody, where no tokens are configured."""
+    """Return the rights of everybody where no tokens are configured."""
     everything = ("#",)
     return Rights(
         name, everything, everything, everything, everything, everything, admin=True, is_open=True

@@ -1,37 +1,40 @@
 """One connection's side of the broker: bytes in, decisions, bytes out. No sockets.
 
-`Link` is what a session needs of its connection; `net` implements it on sockets, tests in memory.
-A session scans what it receives into its dialect's frame table and walks its rows: runs of plain
-publishes go to the node as they are, everything else row by row as messages. What a dialect does
-with an op is in its own module; the node knows no dialects.
+A session scans what it receives into its dialect's frame table and walks the rows: runs of plain
+publishes go to the router as they are, everything else row by row as messages. What a dialect does
+with an op is in the dialect's own module; no other part of the broker knows dialects.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import logging
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from wirelake.broker.flow import LARGE, Policy
+from wirelake.broker.endpoint import Endpoint, Link, Policy
+from wirelake.broker.flow import LARGE
+from wirelake.broker.node import Node
 from wirelake.broker.route import plain_run
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Message, Op
-from wirelake.wire import FrameTable, encoder, scanner
+from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
     from array import array
 
-    from wirelake.broker.node import Audience, Node
-    from wirelake.broker.rights import Rights
+log = logging.getLogger("wirelake.broker")
 
 #: Frames of fewer bytes are copied, so that they hold no buffer that is larger than they are.
 SMALL = 4096
 #: What answers one read goes out in one piece, of at most this many bytes.
 PIECE = 256 << 10
-
-
-#: A session does this much work (see `Node.work`) before it gives way to others, about 3 ms.
+#: What an answer that waits for the disk takes in memory beside its bytes, roughly.
+ANSWER = 512
+#: A session does this much work (see `Vitals.work`) before it gives way to others, about 3 ms.
 WORK = 200
 #: Rows that are no publishes and that are read at once.
 STEPS = 64
@@ -41,92 +44,29 @@ LEAST_APPETITE = 512
 MOST_APPETITE = 1 << 24
 
 
-class Link(Protocol):
-    """A connection, as a session sees it."""
+class Session(Endpoint):
+    """What all dialects share. A subclass says what its ops mean and how they are answered."""
 
-    peer: str
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Send these bytes after all that was written before."""
-
-    def close(self) -> None:
-        """Close when everything that was written has gone out."""
-
-    def abort(self) -> None:
-        """Close now; what has not gone out is lost."""
-
-    def pause(self) -> None:
-        """Read no more until `resume`."""
-
-    def resume(self) -> None:
-        """Soon give the session what it left over, then read again."""
-
-    def receive_again(self) -> None:
-        """Give the session once more what it left over."""
-
-    def authenticated(self) -> None:
-        """Count the client no more among the strangers of its address."""
-
-    @property
-    def buffered(self) -> int:
-        """The bytes written that have not gone out yet."""
-
-    @property
-    def moved(self) -> int:
-        """The bytes that have gone out since the beginning."""
-
-
-class Session(ABC):
-    """What all dialects share; a subclass says what its ops mean and how they are answered."""
-
-    #: Can a message be sent to this client itself?
-    takes_direct = True
-    #: Can a byte stream be opened to this client?
-    has_streams = False
-    #: Does this client acknowledge what it gets from a queue?
-    acknowledges = True
-    #: Does this client only look on, so that nobody takes care of it?
-    observes = False
-    #: Is a ttl of this dialect a hop count, and not a time?
-    counts_hops = False
     #: What a client that asked is told when its publish is done.
     accepted_by = Op.OK
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
+        table = node.tables.scanned(dialect)
+        super().__init__(link, dialect, table, node.clients.rights_of_strangers, now)
         self.node = node
-        self.link = link
-        self.dialect = dialect
-        self.table = node.table(dialect)
         self.scanner = scanner(dialect, node.limits_of_strangers)
         self.scanner.most_others = STEPS  # so that nothing is read behind what fills the outbox
         self._appetite = APPETITE
         self._seen = 0  # bytes of an unfinished frame that the scanner has seen
         self.encoder = encoder(dialect, client=False)
         self.encoder.keep = SMALL  # as there are many sessions
-        self.form = dialect  # how frames for this client are written; see Node.encoder
-        self.client_id = ""
-        self.has_claimed = False  # the client id, rather than been given one
-        self.token = ""
-        self.rights: Rights = node.rights_of_strangers
-        self.filters: dict[str, None] = {}
-        self.wildcards = 0  # of these filters
-        self.consumes: dict[str, None] = {}
-        self.audiences: set[Audience] = set()  # kept by the node
-        self.closed = False
-        self.last_heard = self.since = now
-        self.received = self.delivered = self.bytes_in = 0  # messages and bytes, see `traffic`
-        self.waits_for: set[object] = set()  # full outboxes, its own too, the budget or the disk
-        self.promised = 0  # bytes of answers that wait for the disk
-        self._answers: list[bytes | memoryview] | None = None  # to what is being read
-        self._answered = 0  # bytes of them
+        self._outbox = _Outbox(link)
+        self._promised = 0  # bytes of answers that wait for the disk
         self._owed: deque[Iterator[Message | None]] = deque()  # long answers
-        self._work_done = 0  # by the node, when this session's turn began
-        self._next: Message | None = None  # of them
-        node.now = now
+        self._next: Message | None = None  # of the first of them
+        self._work_before = 0  # what the broker had done when this session's turn began
+        node.vitals.now = now
         self.number = node.joined(self)
-
-    def __repr__(self) -> str:
-        return f"<{self.dialect} {self.client_id or '?'} at {self.link.peer}>"
 
     @property
     def owner(self) -> str:
@@ -136,59 +76,62 @@ class Session(ABC):
     # In
 
     def receive(self, data: memoryview, now: float) -> int:
-        """Take what can be taken of these bytes; return how many.
+        """Process bytes from the client, and return how many were used.
 
-        Nothing more is taken while the client must wait, as for its own outbox, which is full. A
-        session that has done its share of work gives way to others. The rest is given to it again
-        when the link resumes.
+        A session stops early while its client must wait, as for its own full outbox, and when it
+        has done its share of work. The link keeps the rest, and gives it again when it resumes.
         """
-        node, flow, table = self.node, self.node.flow, self.table
-        self.last_heard = node.now = now
+        vitals, flow, table = self.node.vitals, self.node.flow, self.table
+        self.last_heard = vitals.now = now
         if self.waits_for:
             return 0
         if len(data) > LARGE and flow.budget.is_exceeded:
             flow.starve(self, 0)
             return 0
         at = 0
-        node.reading = self
-        self._work_done = node.work
-        self._answers = []
+        flow.reading = self
+        self._work_before = vitals.work
+        self._outbox.cork()
         try:
             self._go_on(now)
             while not self.closed and not self.waits_for and not self._owed and at < len(data):
-                before = node.work
+                before = vitals.work
                 # A frame that was not whole must be seen whole, or at least more of it.
                 piece = data[at : at + max(self._appetite, 2 * self._seen)]
                 used = self.scanner.scan(piece, table)
                 self._seen = 0 if used and self.scanner.again else len(piece) - used
                 at += used
                 self._walk(table, now)
-                if self._answered > PIECE:
-                    self._flush()
-                    self._answers = []
+                self._outbox.flush_large()
                 if self.outgoing > flow.limit:
                     flow.hold_own(self, now)
                 if at + self._seen == len(data):
                     break
-                self._learn(len(piece), node.work - before)
+                self._learn(len(piece), vitals.work - before)
                 if self._is_tired() and not self._owed:  # else it has given way already
                     self._give_way()
                     break
         except ProtocolError as fault:
             error = self._explain(fault)
-            node.protocol_error(self, error, data[at:])
+            vitals.counters["protocol_errors"] += 1
+            place = error.offset - self.scanner.offset
+            is_open = self.node.clients.rights_of_strangers.is_open
+            secret = self.rights is self.node.clients.rights_of_strangers and not is_open
+            when = vitals.timestamp(now)
+            vitals.traffic.fault(self.link.peer, error, data[at:], place, when, secret=secret)
+            log.warning("%s: %s", self.link.peer, error)
             self.answer_fault(error)
             self.close("protocol error")
         finally:
             table.release()
-            self._flush()
-            node.reading = None
+            self._outbox.uncork()
+            flow.reading = None
         self.bytes_in += at
-        node.capture.hold_back(self)
+        self.node.capture.hold_back(self)
         return at
 
     def _explain(self, error: ProtocolError) -> ProtocolError:
-        """The error, with the limit that it is about where that is the one for strangers."""
+        """Return the error; where the limit for strangers caused it, the error names that limit."""
         limits = self.scanner.limits
         if limits is self.node.limits or str(limits.message) not in error.reason:
             return error
@@ -201,22 +144,27 @@ class Session(ABC):
         self.link.authenticated()
 
     def _learn(self, size: int, work: int) -> None:
-        """Choose how much to scan at once, after what these bytes cost."""
+        """Choose how much to scan at once, by the work that `size` bytes took."""
         if work > WORK:
             self._appetite = max(LEAST_APPETITE, size * WORK // work)
         elif size >= self._appetite:
             self._appetite = min(2 * self._appetite, MOST_APPETITE)
 
     def _is_tired(self) -> bool:
-        """Has this session done its share of work for this turn?"""
-        return self.node.work - self._work_done >= WORK
+        """Return whether this session has done its share of work for this turn."""
+        return self.node.vitals.work - self._work_before >= WORK
 
     def _give_way(self) -> None:
-        """Go on in the next turn of the event loop, unless somebody is waited for anyway."""
-        self.node.counters["gave_way"] += 1
+        """Go on in the next turn of the event loop, or once the client need not wait any more."""
+        self.node.vitals.counters["gave_way"] += 1
         if not self.closed and not self.waits_for:
             self.link.pause()
             self.link.resume()
+
+    def use_variant(self, variant: str) -> None:
+        """Write frames for this client in a variant of the dialect, as it does itself."""
+        self.encoder.set_variant(variant)
+        self.form = f"{self.dialect}+{variant}" if variant else self.dialect
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Tell the client, where the dialect can, how it broke the grammar."""
@@ -235,39 +183,25 @@ class Session(ABC):
                 row += 1
 
     def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
-        """Hand a run of plain publishes to the node."""
-        self.node.publish(self, table, start, end, now)
-
-    def pairs_with(self, other: Session) -> bool:
-        """May both have the same client id at the same time?"""
-        return False
-
-    def forwards_as_is(
-        self, table: FrameTable, start: int, end: int, rows: array[int] | None
-    ) -> bool:
-        """May the frames of these rows go to others of this form byte for byte?"""
-        return True
+        """Hand a run of plain publishes to the router."""
+        self.node.router.publish(self, table, start, end, now)
 
     def accepts_publishes(self) -> bool:
-        """May plain publishes go straight to the node?"""
+        """Return whether plain publishes may go straight to the router."""
         return True
 
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer it as the dialect does."""
-        self.node.work += 2
+        self.node.vitals.work += 2
         try:
             self.perform(message, now)
         except RefusedError as error:
-            self.node.count_refused(error.code)
+            self.node.vitals.count_refused(error.code)
             self.refuse(message, error)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
-        raise RefusedError("bad_request", f"{self.dialect} has no {message.op}")
-
-    @abstractmethod
-    def refuse(self, message: Message, error: RefusedError) -> None:
-        """Tell the client why its message was not done."""
+        raise RefusedError("bad_request", f"{self.dialect} has no {message.op.label}")
 
     @abstractmethod
     def accept(self, message: Message) -> None:
@@ -276,35 +210,50 @@ class Session(ABC):
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Tell the client that these rows are done, once they are durable if they are kept."""
         if len(rows):
-            answers = self.node.room(len(rows))
+            answers = self.node.tables.room(len(rows))
             answers.answer(table, rows, self.accepted_by)
             frames = bytes(self.encoder.encode(answers))
             action = lambda: None if self.closed else self.write(frames)  # noqa: E731
-            self.node.answer(action, kept=kept, size=len(frames))
+            self.answer(action, kept=kept, size=len(frames))
 
-    def refuse_unasked(self, error: RefusedError, count: int) -> None:  # noqa: B027 - see accept
-        """Tell the client, where the dialect can, that publishes were not done: no one asked."""
+    def answer(self, action: Callable[[], object], *, kept: bool, size: int = 0) -> None:
+        """Run an action that answers the client once all that was written so far is durable.
 
-    def end_of_pull(self, request: Message, taken: int) -> None:  # noqa: B027 - most dialects have nothing to do
-        """Tell the client that its request for messages of a queue has ended."""
+        So answers keep the order of their questions. While the disk is in trouble, an answer that
+        nothing had to be kept for (`kept`) is given at once. An answer that waits counts in the
+        outbox with its `size` in bytes.
+        """
+        engine, budget = self.node.engine, self.node.flow.budget
+        if engine.trouble and not kept:
+            action()
+        elif self.node.flow.reading is not self:
+            engine.after(action)
+        else:
+            size += ANSWER
+            self._promised += size
+            budget.add(size)
 
-    def tick(self, now: float) -> None:  # noqa: B027 - most dialects have nothing to do
-        """Time has passed."""
+            def answer() -> None:
+                self._promised -= size
+                budget.add(-size)
+                action()
+
+            engine.after(answer)
 
     # Out
 
     @property
     def outgoing(self) -> int:
         """The bytes that wait for this client, or will when what they answer is durable."""
-        return self.link.buffered + self._answered + self.promised
+        return self.link.buffered + self._outbox.collected + self._promised
 
     def send(
-        self, message: Message, policy: Policy = "disconnect", sender: Session | None = None
+        self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
     ) -> bool:
-        """Send one message, if the client is there and its dialect can say it."""
+        """Send one message; return whether the client is there and its dialect can express it."""
         if self.closed:
             return False
-        table = self.node.room(1)
+        table = self.node.tables.room(1)
         table.fill([message], message.dialect)
         frames = self.encoder.encode(table)
         if not frames:
@@ -316,21 +265,17 @@ class Session(ABC):
         self,
         data: bytes | memoryview,
         policy: Policy = "disconnect",
-        sender: Session | None = None,
+        sender: Endpoint | None = None,
     ) -> None:
-        """Send bytes: what answers one read goes out in one piece.
+        """Send bytes after all that was sent before.
 
         Where that fills the outbox, whoever sent them waits: `sender`, or else the session whose
-        read is being done.
+        read is being done. During this client's own read `receive` looks after that.
         """
-        if self._answers is not None:
-            self._answers.append(data)
-            self._answered += len(data)
-            return
-        self.link.write(data)
-        node = self.node
-        if self.link.buffered > node.flow.limit:
-            node.flow.overflowed(self, sender or node.reading, policy, node.now)
+        outbox, flow = self._outbox, self.node.flow
+        outbox.write(data)
+        if not outbox.is_corked and self.link.buffered > flow.limit:
+            flow.overflowed(self, sender or flow.reading, policy, self.node.vitals.now)
 
     def send_all(self, messages: Iterable[Message | None]) -> None:
         """Send an answer that may be long, as fast as the client reads it.
@@ -339,10 +284,10 @@ class Session(ABC):
         the client until all has been written.
         """
         self._owed.append(iter(messages))
-        self._go_on(self.node.now)
+        self._go_on(self.node.vitals.now)
 
     def _go_on(self, now: float) -> None:
-        """Write what is owed, as far as there is room, until it is somebody else's turn."""
+        """Write long answers until the outbox is full or this session's turn is over."""
         flow = self.node.flow
         while self._owed and not self.closed:
             if self._next is None:
@@ -365,43 +310,81 @@ class Session(ABC):
                 return
             message, self._next = self._next, None
             self.send(message)
-            if self._answered > PIECE:
-                self._flush()
-                self._answers = []
-
-    def _flush(self) -> None:
-        answers, self._answers = self._answers, None
-        self._answered = 0
-        if not answers:
-            return
-        if len(answers) == 1:
-            self.link.write(answers[0])
-            return
-        few: list[bytes | memoryview] = []  # small ones, that go out together
-        for answer in answers:
-            if len(answer) > LARGE:
-                if few:
-                    self.link.write(b"".join(few))
-                    few = []
-                self.link.write(answer)
-            else:
-                few.append(answer)
-        if few:
-            self.link.write(b"".join(few))
-
-    def say_goodbye(self) -> None:  # noqa: B027 - most dialects have nothing to do
-        """Tell the client that the broker is going, where the dialect can."""
+            self._outbox.flush_large()
 
     def close(self, reason: str) -> None:
         """End the connection, once what was written has gone out."""
         if not self.closed:
             self.closed = True
-            self.node.left(self, reason)
-            self._flush()
+            self.node.left(self)
+            self._outbox.uncork()
             self.link.close()
 
     def lost(self, reason: str) -> None:
         """The connection has ended."""
         if not self.closed:
             self.closed = True
-            self.node.left(self, reason)
+            self.node.left(self)
+
+
+class _Outbox:
+    """The way to the link. While it is corked it collects what is written, to send it together.
+
+    It is corked while the client's own read is done, so that the answers to one read go out in one
+    piece.
+    """
+
+    __slots__ = ("_link", "_pieces", "collected", "is_corked")
+
+    def __init__(self, link: Link) -> None:
+        self.is_corked = False
+        self.collected = 0  # bytes
+        self._pieces: list[bytes | memoryview] = []
+        self._link = link
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes after all that was written before."""
+        if self.is_corked:
+            self._pieces.append(data)
+            self.collected += len(data)
+        else:
+            self._link.write(data)
+
+    def cork(self) -> None:
+        """Collect what is written from now on."""
+        self.is_corked = True
+
+    def uncork(self) -> None:
+        """Send what was collected, and collect no more."""
+        self.is_corked = False
+        if self._pieces:
+            self._flush()
+
+    def flush_large(self) -> None:
+        """Send what was collected if it is too much for one piece."""
+        if self.collected > PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        self.collected = 0
+        if len(pieces) == 1:
+            self._link.write(pieces[0])
+            return
+        few: list[bytes | memoryview] = []  # small ones, that go out together
+        for piece in pieces:
+            if len(piece) > LARGE:
+                if few:
+                    self._link.write(b"".join(few))
+                    few = []
+                self._link.write(piece)
+            else:
+                few.append(piece)
+        if few:
+            self._link.write(b"".join(few))
+
+
+def begin_session(node: Node, link: Link, dialect: str, now: float) -> Session:
+    """Begin the session of a connection that turned out to speak a dialect."""
+    made: Session = DIALECTS[dialect].load("session")(node, link, dialect, now)
+    return made

@@ -12,22 +12,21 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from wirelake.address import check_filter, check_number, check_topic, has_wildcard, matches
+from wirelake.broker.capture import Capture
 from wirelake.broker.deadlines import Deadlines
+from wirelake.broker.endpoint import Endpoint
+from wirelake.broker.flow import Flow
 from wirelake.broker.names import SortedNames
+from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
-from wirelake.engine.base import Entry
+from wirelake.broker.vitals import Vitals
+from wirelake.engine.base import Engine, Entry
 from wirelake.errors import RefusedError
-from wirelake.message import Message
-
-if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
-
+from wirelake.message import Message, Op
 
 #: The engine keeps the floor as the revision of this key, which nobody else can have.
 FLOOR = "$floor"
@@ -42,30 +41,38 @@ EXPIRED_AT_ONCE = 500
 
 
 class _Listing:
-    """A list of keys that is being told to a watcher, and the keys that changed since it began.
+    """A list of keys that is being sent to a watcher, and the keys that changed since it began.
 
     Watchers are told every change once it is durable: what changed is not listed as well.
     """
 
-    def __init__(self, session: Session, listings: dict[_Listing, None], changed: set[str]) -> None:
+    def __init__(
+        self, session: Endpoint, listings: dict[_Listing, None], changed: set[str]
+    ) -> None:
         self.session = session
         self.changed = changed
         self._listings = listings
         listings[self] = None
 
     def end(self) -> None:
-        """All keys were told, or the watcher is gone."""
+        """The list was sent, or the watcher is gone."""
         self._listings.pop(self, None)
 
 
 class Store:
     """Every key's latest state, and who watches which keys."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self, engine: Engine, vitals: Vitals, quotas: Quotas, capture: Capture, flow: Flow
+    ) -> None:
+        self._engine = engine
+        self._vitals = vitals
+        self._quotas = quotas
+        self._capture = capture
+        self._flow = flow
         self._entries: dict[str, Entry] = {}
         self._floor = 0
-        for entry in node.engine.entries():
+        for entry in engine.entries():
             if entry.key == FLOOR:
                 self._floor = entry.revision
             elif not entry.key.startswith("$"):  # others keep theirs there
@@ -74,9 +81,9 @@ class Store:
         self._deleted: OrderedDict[str, None] = OrderedDict()  # the oldest first
         self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
-        self._watchers: FilterIndex[Session] = FilterIndex()
+        self._watchers: FilterIndex[Endpoint] = FilterIndex()
         self._listings: dict[_Listing, None] = {}
-        self._watched: dict[Session, dict[str, None]] = {}
+        self._watched: dict[Endpoint, dict[str, None]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         for entry in self._entries.values():
             if entry.value is None:
@@ -84,46 +91,46 @@ class Store:
             else:
                 self._bytes += len(entry.key) + len(entry.value)
                 if entry.expires:
-                    self._deadlines.set(entry.key, entry.expires - node.epoch)
+                    self._deadlines.set(entry.key, entry.expires - vitals.epoch)
 
     def __len__(self) -> int:
-        """The keys that are there."""
+        """The number of keys, without deleted ones."""
         return len(self._entries) - len(self._deleted)
 
-    def create(self, session: Session, message: Message, now: float) -> Entry:
-        """A new key; refused if it is there."""
+    def create(self, session: Endpoint, message: Message, now: float) -> Entry:
+        """Create a key; raises RefusedError (`exists`) where there is one."""
         old = self._entry(session, message.address)
         if old is not None and old.value is not None:
             raise RefusedError("exists", f"{message.address} is there, revision {old.revision}")
-        self._node.quotas.check_levels(message.address)
-        self._node.quotas.check_all("keys", len(self))
+        self._quotas.check_levels(message.address)
+        self._quotas.check_all("keys", len(self))
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
-    def read(self, session: Session, message: Message) -> Entry:
-        """A key's latest state; refused if it is not there."""
+    def read(self, session: Endpoint, message: Message) -> Entry:
+        """Return a key's latest state; raises RefusedError (`not_found`) where there is none."""
         return self._present(session, message.address)
 
-    def update(self, session: Session, message: Message, now: float) -> Entry:
-        """A new value for a key that is there, and has the revision that is expected, if any."""
+    def update(self, session: Endpoint, message: Message, now: float) -> Entry:
+        """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
         old = self._present(session, message.address)
         self._expect(old, message)
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
-    def delete(self, session: Session, message: Message, now: float) -> Entry:
-        """Remove a key that is there, and has the revision that is expected, if any."""
+    def delete(self, session: Endpoint, message: Message, now: float) -> Entry:
+        """Delete a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
         old = self._present(session, message.address)
         self._expect(old, message)
         return self._change(session, message.address, old, None, 0, now)
 
-    def page(self, session: Session, filter: str, after: str = "") -> tuple[list[Entry], str]:
-        """The next keys that a filter matches, those deleted too, in order.
+    def page(self, session: Endpoint, filter: str, after: str = "") -> tuple[list[Entry], str]:
+        """Return the next keys that a filter matches, in order, with deleted ones.
 
         Looks at no more than a thousand keys, so that others need not wait. Returns what it found,
         and what to give as `after` to go on: empty where there is no more.
         """
         self._check_filter(session, filter)
-        self._expire(self._node.now)
-        self._node.work += LOOKED_AT // 10
+        self._expire(self._vitals.now)
+        self._vitals.work += LOOKED_AT // 10
         found: list[Entry] = []
         literal = _literal_beginning(filter)
         # `a/#` matches `a` itself, which other keys may separate from those that begin with `a/`.
@@ -146,8 +153,8 @@ class Store:
                 return found, name
         return found, ""
 
-    def matching(self, session: Session, filter: str) -> Iterator[Entry | None]:
-        """The keys that a filter matches, those deleted too, in order; None after each page.
+    def matching(self, session: Endpoint, filter: str) -> Iterator[Entry | None]:
+        """Iterate over the keys that a filter matches, with deleted ones; None after each page.
 
         They are looked up page by page as the iterator goes on; what changes meanwhile may or may
         not be among them. Raises RefusedError at once where the session has no right to them.
@@ -155,7 +162,7 @@ class Store:
         self._check_filter(session, filter)
         return self._pages(session, filter)
 
-    def _pages(self, session: Session, filter: str) -> Iterator[Entry | None]:
+    def _pages(self, session: Endpoint, filter: str) -> Iterator[Entry | None]:
         after = ""
         while True:
             found, after = self.page(session, filter, after)
@@ -164,13 +171,13 @@ class Store:
                 return
             yield None
 
-    def _check_filter(self, session: Session, filter: str) -> None:
+    def _check_filter(self, session: Endpoint, filter: str) -> None:
         check_filter(filter)
         if not session.rights.allows("store", filter):
             raise RefusedError("unauthorized", f"no right to the keys {filter}")
 
-    def watch(self, session: Session, filter: str, since: int | None) -> None:
-        """Tell a session every change of the keys that a filter matches, from now on.
+    def watch(self, session: Endpoint, filter: str, since: int | None) -> None:
+        """Send a session every change of the keys that a filter matches, from now on.
 
         With `since`, first the latest change of every key that has come to that revision
         (decision 40). All of it is told when it is durable, and so in order.
@@ -178,18 +185,18 @@ class Store:
         known = self.matching(session, filter)
         mine = self._watched.setdefault(session, {})
         if filter not in mine:
-            self._node.quotas.check_levels(filter)
-            self._node.quotas.check("watches", len(mine), len(self._watchers))
+            self._quotas.check_levels(filter)
+            self._quotas.check("watches", len(mine), len(self._watchers))
             self._watchers.add(filter, session)
             mine[filter] = None
         if since is not None:
             listing = _Listing(session, self._listings, set(self._changing))
-            self._node.after(lambda: session.send_all(self._since(known, since, listing)))
+            self._engine.after(lambda: session.send_all(self._since(known, since, listing)))
 
     def _since(
         self, known: Iterator[Entry | None], since: int, listing: _Listing
     ) -> Iterator[Message | None]:
-        """The changes that made these entries, but of keys that are told as watched ones are."""
+        """Yield the changes that made these entries, without keys that have changed since."""
         try:
             for entry in known:
                 if entry is None:
@@ -199,30 +206,30 @@ class Store:
         finally:
             listing.end()
 
-    def left(self, session: Session) -> None:
-        """A session has ended: it watches no more."""
+    def left(self, session: Endpoint) -> None:
+        """Remove the watches of a session that has ended."""
         for filter in self._watched.pop(session, {}):
             self._watchers.remove(filter, session)
         for listing in [one for one in self._listings if one.session is session]:
             listing.end()
 
     def tick(self, now: float) -> None:
-        """Delete the keys whose time is up."""
+        """Delete expired keys."""
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        if not self._node.engine.trouble:  # a delete must be kept, too
+        if not self._engine.trouble:  # a delete must be kept, too
             for key in self._deadlines.due(now, EXPIRED_AT_ONCE):
                 self._change(None, key, self._entries[key], None, 0, now)
 
-    def _entry(self, session: Session, key: str) -> Entry | None:
+    def _entry(self, session: Endpoint, key: str) -> Entry | None:
         check_topic(key)
         if not session.rights.allows("store", key):
             raise RefusedError("unauthorized", f"no right to the key {key}")
-        self._expire(self._node.now)
+        self._expire(self._vitals.now)
         return self._entries.get(key)
 
-    def _present(self, session: Session, key: str) -> Entry:
+    def _present(self, session: Endpoint, key: str) -> Entry:
         entry = self._entry(session, key)
         if entry is None or entry.value is None:
             raise RefusedError("not_found", f"no key {key}")
@@ -237,20 +244,20 @@ class Store:
 
     def _change(
         self,
-        session: Session | None,
+        session: Endpoint | None,
         key: str,
         old: Entry | None,
         value: bytes | None,
         ttl: int,
         now: float,
     ) -> Entry:
-        self._node.capture.check_disk()
+        self._capture.check_disk()
         size = _size(key, value) - (_size(key, old.value) if old else 0)
         if size > 0:
-            self._node.quotas.check_room("key_bytes", self._bytes, size)
+            self._quotas.check_room("key_bytes", self._bytes, size)
         ends = now + ttl / 1000 if ttl else 0.0
         revision = (old.revision if old else self._floor) + 1
-        entry = Entry(key, revision, value, ends + self._node.epoch if ends else 0.0)
+        entry = Entry(key, revision, value, ends + self._vitals.epoch if ends else 0.0)
         if key not in self._entries:
             self._names.add(key)
         self._entries[key] = entry
@@ -259,7 +266,7 @@ class Store:
         self._deadlines.discard(key)
         if ends:
             self._deadlines.set(key, ends)
-        self._node.engine.write_entry(entry)
+        self._engine.write_entry(entry)
         for listing in self._listings:
             listing.changed.add(key)
         if value is None:
@@ -268,48 +275,48 @@ class Store:
         self._changing[key] += 1
         told = change(entry)
         source, dialect = (session.client_id, session.dialect) if session else ("", "")
-        self._node.capture.add(replace(told, source=source, dialect=dialect), now)
-        self._node.after(lambda: self._tell(told, session))
+        self._capture.add(replace(told, source=source, dialect=dialect), now)
+        self._engine.after(lambda: self._tell(told, session))
         return entry
 
     def _drop_deleted(self) -> None:
-        """Drop the oldest deleted keys where there are too many, a tenth of them at once."""
-        most = self._node.quotas.deleted_keys
+        """Forget the oldest deleted keys where there are too many, a tenth of them at once."""
+        most = self._quotas.deleted_keys
         if len(self._deleted) <= most:
             return
         for _ in range(len(self._deleted) - most * 9 // 10):
             key, _ = self._deleted.popitem(last=False)
             self._floor = max(self._floor, self._entries.pop(key).revision)
             self._names.remove(key)
-            self._node.engine.drop_entry(key)
-        self._node.engine.write_entry(Entry(FLOOR, self._floor, None))
+            self._engine.drop_entry(key)
+        self._engine.write_entry(Entry(FLOOR, self._floor, None))
 
     def is_changing(self, key: str) -> bool:
-        """Has a key changed in a way that is not durable yet?"""
+        """Return whether a key has changes that are not durable yet."""
         return key in self._changing
 
-    def _tell(self, told: Message, cause: Session | None) -> None:
+    def _tell(self, told: Message, cause: Endpoint | None) -> None:
         self._changing[told.address] -= 1
         if not self._changing[told.address]:
             del self._changing[told.address]
         for session in self._watchers.match(told.address):
-            self._node.flow.push(session, told, cause, self._node.now)
+            self._flow.push(session, told, cause, self._vitals.now)
 
 
 def _size(key: str, value: bytes | None) -> int:
-    """The bytes of a key that is there."""
+    """Return the bytes that a key counts for; a deleted one counts for none."""
     return 0 if value is None else len(key) + len(value)
 
 
 def _literal_beginning(filter: str) -> str:
-    """What the text of every key begins with that a filter matches, but for one that `a/#` does."""
+    """Return the prefix of all keys that a filter matches, but for the `a` of `a/#`."""
     return filter.split("+", 1)[0].split("#", 1)[0] if has_wildcard(filter) else filter
 
 
 def change(entry: Entry) -> Message:
-    """What a watcher is told of a key's latest state."""
+    """Return the message that tells a watcher a key's latest state."""
     return Message(
-        op="del" if entry.value is None else "set",
+        op=Op.DEL if entry.value is None else Op.SET,
         address=entry.key,
         payload=entry.value or b"",
         headers={"$rev": str(entry.revision)},

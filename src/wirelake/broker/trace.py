@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wirelake.address import matches
 
 if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
+    from wirelake.broker.endpoint import Endpoint
     from wirelake.wire import FrameTable
 
 #: How long a trace is on, and what it holds at most.
@@ -29,7 +28,7 @@ MOST_ROWS = 1_000
 class Trace:
     """What was delivered to whom, of one filter."""
 
-    def __init__(self, node: Node, filter: str, now: float) -> None:
+    def __init__(self, node: Any, filter: str, now: float) -> None:
         self._node = node
         self.filter = filter
         self.until = now + SECONDS
@@ -37,12 +36,12 @@ class Trace:
         self._size = 0
 
     def published(
-        self, session: Session, table: FrameTable, start: int, end: int, now: float
+        self, session: Endpoint, table: FrameTable, start: int, end: int, now: float
     ) -> None:
         """Rows [start, end) are being published: note those of the filter."""
         for row in range(start, min(end, start + MOST_ROWS)):
             if now > self.until or self._is_full():
-                self._node.trace = None
+                self._node.router.trace = None
                 return
             address = table.address(row).decode(errors="replace")
             if matches(self.filter, address):
@@ -52,18 +51,18 @@ class Trace:
         return len(self.messages) >= MOST_MESSAGES or self._size > MOST_BYTES
 
     def _note(
-        self, session: Session, table: FrameTable, row: int, address: str, now: float
+        self, session: Endpoint, table: FrameTable, row: int, address: str, now: float
     ) -> None:
         node = self._node
         message = table.message(row)
-        receivers = [] if address in node.queues else node.topic_subscribers(address)
+        receivers = [] if address in node.queues else node.topics.subscribers(address)
         frames: dict[str, bytes] = {}
         deliveries: list[dict[str, Any]] = []
         for member in receivers[:MOST_RECEIVERS]:
             if member.form not in frames:
                 rows = array("i", [row])
                 frames[member.form] = bytes(
-                    node.frames(session, member.form, table, 0, 0, rows, first=True)
+                    node.router.frames(session, member.form, table, 0, 0, rows)
                 )
                 self._size += len(frames[member.form])
             deliveries.append(
@@ -78,7 +77,7 @@ class Trace:
         self.messages.append(
             {
                 "number": len(self.messages) + 1,
-                "time": node.timestamp(now),
+                "time": node.vitals.timestamp(now),
                 "peer": session.link.peer,
                 "dialect": session.dialect,
                 "source": session.client_id,

@@ -13,8 +13,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wirelake.broker.node import Node
-    from wirelake.broker.session import Session
     from wirelake.errors import ProtocolError
 
 #: Seconds of rates that are kept, and how far apart the depths of queues are (seconds).
@@ -95,21 +93,20 @@ class Traffic:
         error: ProtocolError,
         data: memoryview,
         at: int,
-        node: Node,
+        time: int,
         *,
         secret: bool,
     ) -> None:
         """A peer broke its grammar at a place in `data`.
 
-        Where tokens are configured, bytes of a peer that has not shown one are `secret`: they may
-        be a token.
+        Bytes of a peer that should have shown a token and has not are `secret`: they may be one.
         """
         shown = b""
-        if not secret or node.rights_of_strangers.is_open:
+        if not secret:
             shown = bytes(data[max(0, at - AROUND) : max(0, at) + AROUND])
         self.faults.append(
             {
-                "time": node.timestamp(node.now),
+                "time": time,
                 "peer": peer,
                 "dialect": error.dialect,
                 "offset": error.offset,
@@ -118,13 +115,13 @@ class Traffic:
             }
         )
 
-    def retire(self, session: Session) -> None:
+    def retire(self, session: Any) -> None:
         """A session has ended: what it counted stays in the sums of its dialect."""
         sums = self._ended.setdefault(session.dialect, [0, 0, 0, 0])
         for at, value in enumerate(figures(session)):
             sums[at] += value
 
-    def tick(self, node: Node, now: float) -> None:
+    def tick(self, node: Any, now: float) -> None:
         """Take the figures of a second, if one has passed."""
         if now < self._due:
             return
@@ -135,7 +132,7 @@ class Traffic:
             mine = sums.setdefault(session.dialect, [0, 0, 0, 0])
             for at, value in enumerate(figures(session)):
                 mine[at] += value
-        self.second = int(now + node.epoch)
+        self.second = int(now + node.vitals.epoch)
         self.current = {}
         for dialect, mine in sums.items():
             before = self._sums.get(dialect, (0, 0, 0, 0))
@@ -152,7 +149,7 @@ class Traffic:
         if self._ticks % DEPTH_EVERY == 0:
             self._measure_queues(node, now)
 
-    def _measure_queues(self, node: Node, now: float) -> None:
+    def _measure_queues(self, node: Any, now: float) -> None:
         for name in [name for name in self._depths if name not in node.queues]:
             del self._depths[name]
         queues = list(node.queues.all())
@@ -188,6 +185,6 @@ class Traffic:
         }
 
 
-def figures(session: Session) -> tuple[int, int, int, int]:
+def figures(session: Any) -> tuple[int, int, int, int]:
     """What a session has counted since it began, as in FIGURES."""
     return (session.received, session.delivered, session.bytes_in, session.link.moved)

@@ -1,6 +1,6 @@
-"""The command line: arguments in, text out. Nothing else happens here.
+"""The command line: it parses arguments and prints.
 
-A command's module is imported when it is called: nobody waits for what the others need.
+A command's module is imported when the command is called, so no command waits for what others need.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARKUP: Final = "markdown"
 
 
 class Commands(Mapping[str, Any]):
-    """Commands by their names, as Typer has them."""
+    """Commands by name, in the form of Typer."""
 
     def __getitem__(self, name: str) -> Any:
         return _load(name)
@@ -54,7 +54,7 @@ class Commands(Mapping[str, Any]):
 
 @cache
 def _load(name: str) -> Any:
-    """A command: a module's function of that name, or its app, where it has several."""
+    """Load a command: the function of that name in its module, or the module's app."""
     module = import_module(f"wirelake.cli.{COMMANDS[name]}")
     alone = typer.Typer(rich_markup_mode=MARKUP)
     if hasattr(module, "app"):
@@ -65,7 +65,7 @@ def _load(name: str) -> Any:
 
 
 class Group(TyperGroup):
-    """All commands, each of them loaded when it is needed."""
+    """All commands, each loaded when it is needed."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

@@ -12,8 +12,7 @@ from msgspec import NODEFAULT, inspect
 
 from wirelake.config import QueueSettings, RetentionSettings, Settings, TlsSettings, TokenSettings
 
-#: Tables that are not there unless somebody writes them, with what to write where there is no
-#: default.
+#: Tables that exist only if they are written; EXAMPLES has values for settings without default.
 OPTIONAL: dict[str, type[msgspec.Struct]] = {
     "[capture.retention]": RetentionSettings,
     "[queues]": QueueSettings,
@@ -57,12 +56,12 @@ def config(
 
 
 def as_toml() -> str:
-    """A file with every setting, in comments where it says what is so anyway."""
+    """A TOML file with all settings; values are comments, because they are the defaults."""
     lines = []
     for name, table in _tables():
         lines += ["", f"# {_sentence(table)}", f"# [{name}]" if name in OPTIONAL else f"[{name}]"]
         if not name:
-            lines = ["# Everything is optional: what stands here is what is so anyway."]
+            lines = ["# Every setting is optional. Values shown are the defaults."]
         for field, meaning, value in _fields(table):
             lines.append(f"# {field} = {_toml(value)}  # {meaning}")
     return "\n".join(lines) + "\n"
@@ -82,7 +81,7 @@ def as_markdown() -> str:
 
 
 def _tables() -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """Every table of the file by its name, the top first."""
+    """The tables of the file by name, the top level first."""
     yield "", Settings
     for field in msgspec.structs.fields(Settings):
         if isinstance(field.default, msgspec.Struct):
@@ -93,7 +92,7 @@ def _tables() -> Iterator[tuple[str, type[msgspec.Struct]]]:
 def _fields(
     table: type[msgspec.Struct], *, examples: bool = True
 ) -> Iterator[tuple[str, str, Any]]:
-    """The settings of a table that are no tables themselves: name, meaning, default or example."""
+    """The plain settings of a table: name, meaning, and default or example."""
     described = inspect.type_info(table)
     assert isinstance(described, inspect.StructType)
     for field in described.fields:
@@ -109,7 +108,7 @@ def _fields(
 
 
 def _meaning(kind: inspect.Type) -> str:
-    """What a setting's type says of it, also where it may be absent."""
+    """The description of a setting, from its type."""
     for one in [kind, *(kind.types if isinstance(kind, inspect.UnionType) else [])]:
         extra = one.extra_json_schema if isinstance(one, inspect.Metadata) else None
         if extra and "description" in extra:
@@ -122,7 +121,7 @@ def _sentence(table: type[msgspec.Struct]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML has it, which is JSON for all that occurs here but tables."""
+    """A value in TOML; all but tables are the same as in JSON."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import re
-import signal
 import sys
 import time
 import webbrowser
-from collections.abc import Awaitable
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wirelake.cli import lake
-from wirelake.cli.board import fetch
-from wirelake.cli.messages import USAGE, AsJson, Token, fail, run
+from wirelake.cli.options import AsJson, Token
 from wirelake.cli.show import plain_table, wide_console, write_object
-from wirelake.cli.traffic import PATTERNS, Town
-from wirelake.cli.up import landing_lock, missing_for_spark
-from wirelake.client.url import parse
-from wirelake.config import DEFAULT_PORTS, Settings
+from wirelake.cli.work import USAGE, fail, run, until_told
+from wirelake.client.http import HttpClient
+from wirelake.client.url import dialect_urls
+from wirelake.config import Settings
+from wirelake.demo import traffic
+from wirelake.demo.town import PATTERNS, Town
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, EngineError, WirelakeError
-from wirelake.wire import DIALECTS
+from wirelake.live.landing import landing_lock, log_ends, missing_for_spark, progress, rows_left
+from wirelake.spark.offsets import query_name
 
-#: Seconds between two lines where there is no terminal, and between two looks.
+#: Seconds between two lines if there is no terminal, and between two updates of the bar.
 LINES, LOOK = 5.0, 0.25
-#: A pipeline that lands nothing for so many seconds is not waited for any longer.
-STUCK = 120.0
+#: Seconds that the broker's HTTP may take to answer.
+ANSWER = 5.0
 
 
 def demo(
@@ -77,13 +76,13 @@ def demo(
     """
     began = time.time()
     try:
-        town = Town(places(urls or list(Settings().listen), token), token, rate)
+        town = Town(dialect_urls(urls or Settings().listen, token=token), token, rate)
     except ConfigError as error:
         fail(str(error), USAGE)
     logging.getLogger("wirelake.client").addHandler(_Listener(town))
     logging.getLogger("wirelake.client").propagate = False
     try:
-        run(_until_told(_shown(town, duration)))
+        run(until_told(_shown(town, duration)))
     finally:
         if town.messages:
             tell_counts(town, as_json=as_json)
@@ -91,67 +90,33 @@ def demo(
         return
     try:
         with redirect_stdout(sys.stderr) if as_json else nullcontext():
-            _report(_Http(http, token), table, out or table.parent / "report.html", began)
-    except WirelakeError as error:
+            client = HttpClient(http if "://" in http else f"http://{http}", token, timeout=ANSWER)
+            _report(client, table, out or table.parent / "report.html", began)
+    except (WirelakeError, TimeoutError) as error:
         fail(f"no report: {error}")
 
 
 class _Listener(logging.Handler):
-    """What the broker refuses unasked is counted, and not shown."""
+    """Counts what the client logs, instead of printing it."""
 
     def __init__(self, town: Town) -> None:
         super().__init__()
         self._town = town
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count it."""
+        """Count a log line."""
         self._town.happened["refused or lost, unasked"] += 1
 
 
-def places(urls: list[str], token: str) -> dict[str, str]:
-    """The URL of every dialect that these listeners speak."""
-    found: dict[str, str] = {}
-    for url in urls:
-        scheme, separator, rest = url.partition("://")
-        family, plus, over = scheme.partition("+")
-        if family == "auto" and ":" not in rest.rpartition("@")[2] and "unix" not in over:
-            rest = f"{rest.rstrip('/')}:{DEFAULT_PORTS['auto']}"
-        spoken = [
-            name
-            for name in DIALECTS
-            if family in ("auto", name) or family == name.partition("-")[0]
-        ]
-        if not spoken:
-            known = ", ".join([*DEFAULT_PORTS, *DIALECTS])
-            raise ConfigError(
-                "url", f"{family or url!r} is neither a listener nor a dialect: {known}"
-            )
-        for name in spoken:
-            found.setdefault(name, f"{name}{plus}{over}{separator}{rest}")
-            parse(found[name], token=token)
-    return found
-
-
-async def _until_told(work: Awaitable[None]) -> None:
-    """Do it; Ctrl-C and SIGTERM end it early."""
-    task = asyncio.ensure_future(work)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
 async def _shown(town: Town, duration: float) -> None:
-    """Let the town live, with a bar on a terminal, and lines elsewhere."""
+    """Run the traffic, with a progress bar on a terminal and lines elsewhere."""
     console = Console(stderr=True)
     if missing := [name for name in DIALECTS if name not in town.urls]:
         typer.echo(f"without {', '.join(missing)}: no listener for it was given", err=True)
     columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         shown = bar.add_task("demo", total=duration)
-        living = asyncio.create_task(town.live(duration))
+        living = asyncio.create_task(traffic.live(town, duration))
         began = told = time.monotonic()
         try:
             while not living.done():
@@ -169,7 +134,7 @@ async def _shown(town: Town, duration: float) -> None:
 
 
 def tell_counts(town: Town, *, as_json: bool) -> None:
-    """What was sent and heard, by dialect and pattern; what went wrong."""
+    """Print counts of messages by dialect and pattern, and of errors."""
     if as_json:
         write_object(
             {
@@ -199,45 +164,16 @@ def tell_counts(town: Town, *, as_json: bool) -> None:
     )
 
 
-# The report
-
-
-class _Http:
-    """A broker's HTTP, as far as the demo needs it."""
-
-    def __init__(self, place: str, token: str) -> None:
-        self.url = place if "://" in place else f"http://{place}"
-        self.token = token
-
-    def get(self, path: str) -> Any:
-        """What stands there; EngineError where nothing does."""
-        try:
-            return json.loads(fetch(self.url + path, self.token))
-        except ValueError:
-            raise EngineError(f"{self.url}{path}: this is no broker of ours") from None
-
-    def ends(self) -> dict[str, int]:
-        """Where the partitions of the log end."""
-        return {str(one["partition"]): one["next"] for one in self.get("/v1/log")["partitions"]}
-
-    def progress(self, query: str) -> tuple[dict[str, int], float]:
-        """How far a query has come, and when it was last heard of."""
-        for one in self.get("/v1/progress")["queries"]:
-            if one["query"] == query:
-                return one["offsets"], one["time"] / 1e6
-        return {}, 0.0
-
-
-def _report(http: _Http, table: Path, out: Path, began: float) -> None:
+def _report(http: HttpClient, table: Path, out: Path, began: float) -> None:
     """Wait until everything has landed, or land it; then write the report, and open it."""
     if why_not := missing_for_spark():
         raise EngineError(why_not)
-    ends = http.ends()
+    ends = log_ends(http)
     if not any(ends.values()):
         raise EngineError("the broker has no log")
-    query = f"land-{re.sub('[^A-Za-z0-9._-]', '_', table.name)[:64]}"
+    query = query_name(f"land-{table.name}")
     with landing_lock(table) as lock:
-        is_landing = lock is None or http.progress(query)[1] > began
+        is_landing = lock is None or progress(http, query)[1] > began
         if is_landing and not table.exists() and lock is not None:
             raise EngineError("a pipeline lands it elsewhere; say where: --table DIR")
         if is_landing:
@@ -253,23 +189,14 @@ def _report(http: _Http, table: Path, out: Path, began: float) -> None:
         webbrowser.open(page)
 
 
-def _wait_for(http: _Http, query: str, ends: dict[str, int]) -> None:
-    """Wait until a query has read as far as this, as long as it comes on."""
+def _wait_for(http: HttpClient, query: str, ends: dict[str, int]) -> None:
+    """Wait until a query has read up to these offsets, or makes no progress."""
     console = Console(stderr=True)
     typer.echo("waiting for the pipeline to land it", err=True)
-    seen: dict[str, int] = {}
-    since = time.monotonic()
+    left = 0
     with console.status("") if console.is_terminal else nullcontext() as shown:
-        while True:
-            offsets, _ = http.progress(query)
-            left = sum(max(0, end - offsets.get(name, 0)) for name, end in ends.items())
-            if not left:
-                return
+        for left in rows_left(http, query, ends):
             if shown is not None:
                 shown.update(f"{left:,} rows to go")
-            if offsets != seen:
-                seen, since = offsets, time.monotonic()
-            if time.monotonic() - since > STUCK:
-                typer.echo(f"{left} rows have not landed yet; the report is without them", err=True)
-                return
-            time.sleep(LOOK)
+    if left:
+        typer.echo(f"{left} rows have not landed yet; the report is without them", err=True)

@@ -8,13 +8,17 @@ from collections.abc import Iterator
 from io import BufferedReader
 from typing import Annotated
 
+import click
 import typer
 from rich.markup import escape
 
-from wirelake.cli.show import as_object, details, plain_table, preview, printable, wide_console
+from wirelake.cli.show import as_object, details, plain_table, preview, wide_console
+from wirelake.cli.work import fail
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError
-from wirelake.message import Message
-from wirelake.wire import DIALECTS, Dialect, Feed, FrameTable
+from wirelake.message import Message, printable
+from wirelake.wire import FrameTable
 
 BLOCK = 256 << 10
 BAD_INPUT = 2
@@ -23,8 +27,11 @@ BAD_INPUT = 2
 def inspect(
     file: Annotated[str, typer.Argument(help="The capture; `-` reads standard input.")],
     dialect: Annotated[
-        Dialect | None,
-        typer.Option(help="What it is written in; without it, told from the first bytes."),
+        str | None,
+        typer.Option(
+            click_type=click.Choice(list(DIALECTS)),
+            help="What it is written in; without it, told from the first bytes.",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line for each message.")
@@ -51,8 +58,7 @@ def inspect(
     except BrokenPipeError:
         raise
     except OSError as error:
-        typer.echo(f"wirelake: {file}: {error.strerror}", err=True)
-        raise typer.Exit(1) from None
+        fail(f"{file}: {error.strerror}")
     except ProtocolError as error:
         typer.echo(f"wirelake: {file}: {error}", err=True)
         if error.dialect == "auto":
@@ -61,7 +67,7 @@ def inspect(
 
 
 def _batches(source: BufferedReader, dialect: str | None) -> Iterator[list[tuple[int, Message]]]:
-    """The messages, with the offset in the file of the frame that each begins with."""
+    """The messages in batches, each with the file offset of its first frame."""
     feed = Feed(dialect)
 
     def tables() -> Iterator[FrameTable]:
@@ -97,7 +103,7 @@ def _tables(source: BufferedReader, dialect: str | None) -> None:
         for offset, message in batch:
             table.add_row(
                 str(offset),
-                message.op,
+                message.op.label,
                 escape(printable(message.address)),
                 escape(printable(details(message))),
                 str(len(message.payload)),

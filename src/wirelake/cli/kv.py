@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-import wirelake
-from wirelake.cli.messages import (
+from wirelake.cli.options import (
     AsJson,
     ClientId,
     Count,
@@ -21,19 +19,19 @@ from wirelake.cli.messages import (
     Token,
     Url,
     payloads,
-    run,
 )
 from wirelake.cli.show import (
     as_text,
     plain_table,
     preview,
-    printable,
     wide_console,
     write_line,
     write_object,
     write_payload,
 )
-from wirelake.client import Change, Entry
+from wirelake.cli.work import connected
+from wirelake.client import Change, Client, Entry
+from wirelake.message import printable
 
 Key = Annotated[str, typer.Argument(metavar="KEY")]
 Filter = Annotated[str, typer.Argument(metavar="FILTER", help="`+` is a level, `#` the rest.")]
@@ -62,17 +60,14 @@ def get(
         wirelake kv get kobold-3://localhost config/lamp --json | jq .revision
     """
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            entry = await client.store.read(key)
-        if as_json:
-            write_object(_as_object(entry))
-        else:
-            write_payload(entry.value)
+    async def read(client: Client) -> Entry:
+        return await client.store.read(key)
 
-    run(work())
+    entry = connected(url, read, client_id=client_id, token=token, timeout=timeout)
+    if as_json:
+        write_object(_as_object(entry))
+    else:
+        write_payload(entry.value)
 
 
 @app.command()
@@ -103,19 +98,15 @@ def put(
         raise typer.BadParameter("what is created has no --revision yet")
     (body,) = payloads(value, file, lines=False)
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            if create:
-                new = await client.store.create(key, body, ttl=ttl)
-            elif revision is not None:
-                new = await client.store.update(key, body, revision=revision, ttl=ttl)
-            else:
-                new = await client.store.put(key, body, ttl=ttl)
-        _show_revision(key, new, as_json=as_json)
+    async def write(client: Client) -> int:
+        if create:
+            return await client.store.create(key, body, ttl=ttl)
+        if revision is not None:
+            return await client.store.update(key, body, revision=revision, ttl=ttl)
+        return await client.store.put(key, body, ttl=ttl)
 
-    run(work())
+    new = connected(url, write, client_id=client_id, token=token, timeout=timeout)
+    _show_revision(key, new, as_json=as_json)
 
 
 @app.command("del")
@@ -137,14 +128,11 @@ def delete(
         wirelake kv del kobold-3://localhost config/lamp --revision 4
     """
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            end = await client.store.delete(key, revision=revision)
-        _show_revision(key, end, as_json=as_json)
+    async def remove(client: Client) -> int:
+        return await client.store.delete(key, revision=revision)
 
-    run(work())
+    end = connected(url, remove, client_id=client_id, token=token, timeout=timeout)
+    _show_revision(key, end, as_json=as_json)
 
 
 @app.command("ls")
@@ -165,27 +153,24 @@ def list_keys(
         wirelake kv ls boson-binary://localhost --json | jq -r .key
     """
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            entries = await client.store.keys(filter)
-        if as_json:
-            for entry in entries:
-                write_object(_as_object(entry))
-            return
-        table = plain_table()
-        table.add_column("key", style="green", overflow="fold")
-        table.add_column("revision", justify="right")
-        table.add_column("size", justify="right")
-        table.add_column("value", overflow="ellipsis", no_wrap=True)
-        for entry in entries:
-            shown = escape(preview(entry.value))
-            size = str(len(entry.value))
-            table.add_row(escape(printable(entry.key)), str(entry.revision), size, shown)
-        wide_console().print(table)
+    async def read(client: Client) -> list[Entry]:
+        return await client.store.keys(filter)
 
-    run(work())
+    entries = connected(url, read, client_id=client_id, token=token, timeout=timeout)
+    if as_json:
+        for entry in entries:
+            write_object(_as_object(entry))
+        return
+    table = plain_table()
+    table.add_column("key", style="green", overflow="fold")
+    table.add_column("revision", justify="right")
+    table.add_column("size", justify="right")
+    table.add_column("value", overflow="ellipsis", no_wrap=True)
+    for entry in entries:
+        shown = escape(preview(entry.value))
+        size = str(len(entry.value))
+        table.add_row(escape(printable(entry.key)), str(entry.revision), size, shown)
+    wide_console().print(table)
 
 
 @app.command()
@@ -216,28 +201,21 @@ def watch(
         wirelake kv watch kobold-3://localhost config/lamp --from 1 --count 1 --json
     """
 
-    async def work() -> None:
+    async def show(client: Client) -> None:
         shown = 0
-        try:
-            async with (
-                asyncio.timeout(timeout or None),
-                wirelake.connect(url, client_id=client_id, token=token) as client,
-                client.store.watch(filter, revision=since) as changes,
-            ):
-                async for change in changes:
-                    if as_json:
-                        write_object(_as_object(change))
-                    else:
-                        value = "(deleted)" if change.value is None else as_text(change.value)
-                        write_line(change.key, str(change.revision), value)
-                    shown += 1
-                    if shown == count:
-                        return
-        except TimeoutError:
-            if count:
-                raise
+        async with client.store.watch(filter, revision=since) as changes:
+            async for change in changes:
+                if as_json:
+                    write_object(_as_object(change))
+                else:
+                    value = "(deleted)" if change.value is None else as_text(change.value)
+                    write_line(change.key, str(change.revision), value)
+                shown += 1
+                if shown == count:
+                    return
 
-    run(work())
+    must_finish = bool(count)
+    connected(url, show, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
 
 
 def _as_object(entry: Entry | Change) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -15,27 +16,29 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
 from wirelake.address import check_filter
-from wirelake.cli.messages import FAILED, INTERRUPTED, USAGE, Token, fail
-from wirelake.cli.show import plain_table, printable, wide_console, write_object
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
-from wirelake.wire import Dialect
+from wirelake.cli.options import Token
+from wirelake.cli.show import STDOUT, plain_table, wide_console, write_file, write_object
+from wirelake.cli.work import USAGE, errors_in_one_line, fail
+from wirelake.dialects import DIALECTS
+from wirelake.errors import RefusedError
+from wirelake.message import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from wirelake.spark.storage import Storage as Place
-
-STDOUT = Path("-")
+    from wirelake.spark.typed import Typed
 
 
 class OnConflict(StrEnum):
-    """What landing does where another process lands the same."""
+    """What landing does if another process lands the same query."""
 
     STOP = "stop"
     CONTINUE = "continue"
@@ -63,6 +66,15 @@ PartitionBy = Annotated[
         help="Folders of a new table: `none`, `date`, `level` or `date,level`.",
     ),
 ]
+Schemas = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schema",
+        metavar="FILTER=SCHEMA",
+        help="Payloads of these addresses as typed columns: a DDL such as `temp double, unit "
+        "string` (JSON), or a file; repeatable.",
+    ),
+]
 Master = Annotated[
     str, typer.Option("--master", help="Where Spark runs; without it, on this machine.")
 ]
@@ -76,8 +88,11 @@ def decode(
     ],
     table: Table,
     dialect: Annotated[
-        Dialect | None,
-        typer.Option(help="What is spoken; without it, told from the first bytes."),
+        str | None,
+        typer.Option(
+            click_type=click.Choice(list(DIALECTS)),
+            help="What is spoken; without it, told from the first bytes.",
+        ),
     ] = None,
     ports: Annotated[
         str,
@@ -97,6 +112,7 @@ def decode(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     storage: Storage = None,
     master: Master = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
@@ -111,10 +127,13 @@ def decode(
         wirelake lake decode device.bin --table lake/messages
 
         wirelake lake decode *.pcap --table lake/messages --ports all
+
+        wirelake lake decode device.bin --table lake/messages --schema 'house/#=temp double'
     """
     for file in files:
         if not file.is_file():
             fail(f"{file}: no such file", USAGE)
+    schemas = _schemas(schema)
     with _spark("wirelake lake decode", master) as spark:
         from wirelake.spark import decode as job
         from wirelake.spark.flows import Ports
@@ -125,7 +144,7 @@ def decode(
             time=_micros("--time", time),
             step=split << 20,
         )
-        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage))
+        place = job.Place(table, format, errors, _columns(partition_by), _storage(storage), schemas)
         paths = [str(file) for file in files]
         result = job.decode(spark, paths, place, options, overwrite=overwrite)
     if as_json:
@@ -176,8 +195,8 @@ def report(
     asked = {"from": since or None, "to": until or None, "filter": filter or None}
     numbers = about | asked | found
     if as_json is not None:
-        _write(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
-    _write(out, page(numbers))
+        write_file(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
+    write_file(out, page(numbers))
     if out != STDOUT:
         typer.echo(f"{found['messages']} messages; the report is in {out}", err=as_json == STDOUT)
 
@@ -204,6 +223,7 @@ def land(
     ] = "",
     format: Format = "delta",
     partition_by: PartitionBy = "none",
+    schema: Schemas = None,
     query: Annotated[
         str,
         typer.Option(
@@ -237,10 +257,14 @@ def land(
 
         wirelake lake land --url http://127.0.0.1:7780 --table lake \\
             --route 'house/#=house' --route 'shop/+/orders=orders'
+
+        wirelake lake land --url http://127.0.0.1:7780 --table lake/messages \\
+            --schema 'house/+/temp=celsius double NOT NULL, unit string'
     """
     if once and every:
         fail("--once and --every exclude each other", USAGE)
     pause = 0.0 if every == "0" else _seconds("--every", every or "2s")
+    schemas = _schemas(schema)
     with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
         from wirelake.spark import land as job
 
@@ -259,6 +283,7 @@ def land(
             query=query,
             storage=_storage(storage),
             routes=tuple(_route(one) for one in route or ()),
+            schemas=schemas,
         )
         landed = 0
 
@@ -273,6 +298,71 @@ def land(
         rows = job.land(spark, options, told, stop.is_set)
     if not as_json:
         typer.echo(f"{rows} rows in {table}")
+
+
+@app.command()
+def infer(
+    filter: Annotated[
+        str, typer.Argument(metavar="FILTER", help="The addresses to look at, as in `a/+/c`.")
+    ],
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="The broker's HTTP; its log is looked at.")
+    ] = "",
+    table: Annotated[str, typer.Option("--table", metavar="DIR", help="A table instead.")] = "",
+    most: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Messages to look at, the newest first.")
+    ] = 10_000,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the schema to this file, too.")
+    ] = None,
+    storage: Storage = None,
+    token: Token = "",
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Say what payloads look like, and propose a schema for them.
+
+    What is printed last is for `--schema` of `lake land` and `lake decode`. It needs no Spark.
+
+    Examples:
+
+        wirelake lake infer 'house/+/temp' --url http://127.0.0.1:7780
+
+        wirelake lake infer 'house/+/temp' --table lake/messages --out temp.toml
+    """
+    if bool(url) == bool(table):
+        fail("one of --url and --table says where to look", USAGE)
+    _check_filter(filter, "FILTER")
+    with errors_in_one_line():
+        from wirelake.spark import infer as job
+        from wirelake.spark.log_client import LogClient
+        from wirelake.spark.options import address_of
+
+        payloads = (
+            job.from_table(_place(table, storage), filter)
+            if table
+            else job.from_log(LogClient(address_of({"url": url}), token, patience=0), filter)
+        )
+        found = job.infer(payloads, most)
+    schema = found.schema
+    if out is not None:
+        if schema is None:
+            fail("no file was written: there is neither JSON nor CBOR with fields")
+        write_file(out, schema.as_toml())
+    if as_json:
+        write_object(found.as_json())
+        return
+    kinds = ", ".join(f"{found.kinds[kind]} {kind.label}" for kind in job.Kind)
+    typer.echo(f"{found.messages} messages: {kinds}")
+    if schema is None:
+        return
+    shown = plain_table()
+    for name in ("field", "type", "present", "example"):
+        shown.add_column(name)
+    for path, one in job.walk(found.fields):
+        cells = (path, job.describe(one), str(one.present), one.example)
+        shown.add_row(*(escape(printable(cell)) for cell in cells))
+    wide_console().print(shown)
+    typer.echo(f"--schema {shlex.quote(f'{filter}={schema.as_ddl()}')}")
 
 
 @app.command()
@@ -464,7 +554,7 @@ def vacuum(
     hours = _seconds("--keep", keep) / 3600
     if hours < 1:
         fail("--keep: an hour is the least, as somebody may be reading or landing", USAGE)
-    with _errors_in_one_line():
+    with _with_spark():
         from wirelake.spark.commits import Table as DeltaTable
 
         place = _place(table, storage)
@@ -477,8 +567,8 @@ def vacuum(
 
 @contextmanager
 def _spark(name: str, master: str) -> Iterator[SparkSession]:
-    """A Spark session for one job; its errors are one line."""
-    with _errors_in_one_line():
+    """A Spark session for one job; its errors end the process."""
+    with _with_spark():
         from wirelake.spark import session
 
         spark = session.start(name, master)
@@ -489,30 +579,26 @@ def _spark(name: str, master: str) -> Iterator[SparkSession]:
 
 
 @contextmanager
-def _errors_in_one_line() -> Iterator[None]:
+def _with_spark() -> Iterator[None]:
+    """Tell errors in one line; one of them is that Spark is not installed."""
     try:
-        yield
+        with errors_in_one_line():
+            yield
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("pyspark", "py4j", "deltalake")):
             raise
-        fail("this needs Spark: pip install 'wirelake[spark]'", FAILED)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED) from None
-    except ConfigError as error:
-        fail(str(error), USAGE)
-    except WirelakeError as error:
-        fail(str(error), FAILED)
+        fail("this needs Spark: pip install 'wirelake[spark]'")
 
 
 def _place(table: str, storage: list[str] | None) -> Place:
-    """Where a table is, and how it is reached."""
+    """A table's location, with the options to reach it."""
     from wirelake.spark.storage import Storage as Place
 
     return Place.of(table, _storage(storage))
 
 
 def _storage(given: list[str] | None) -> dict[str, str]:
-    """Options such as AWS_REGION=eu-west-1."""
+    """The values of `--storage` as a mapping."""
     options = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -523,24 +609,36 @@ def _storage(given: list[str] | None) -> dict[str, str]:
 
 
 def _route(text: str) -> tuple[str, str]:
-    """A filter and the name of its table."""
+    """Split FILTER=NAME."""
     filter, equals, name = text.rpartition("=")
     if not (filter and equals and name):
         fail(f"--route: {text!r} is not of the form FILTER=NAME", USAGE)
     return filter, name
 
 
+def _schemas(given: list[str] | None) -> tuple[Typed, ...]:
+    """Schemas of payloads, checked before Spark is started."""
+    if not given:
+        return ()
+    with errors_in_one_line():
+        from wirelake.spark.typed import Typed, table_schema
+
+        found = tuple(Typed.parse(one) for one in given)
+        table_schema(found)
+    return found
+
+
 def _columns(text: str) -> tuple[str, ...]:
-    """Names with commas between them; `none` is none."""
+    """Split column names at commas; `none` means no columns."""
     return () if text in ("", "none") else tuple(one.strip() for one in text.split(","))
 
 
-def _check_filter(filter: str) -> None:
+def _check_filter(filter: str, option: str = "--filter") -> None:
     try:
         if filter:
             check_filter(filter)
     except RefusedError as error:
-        fail(f"--filter: {error.text}", USAGE)
+        fail(f"{option}: {error.text}", USAGE)
 
 
 @contextmanager
@@ -557,7 +655,7 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 def _seconds(option: str, text: str) -> float:
-    """A time such as 500ms, 10s, 5m or 1h."""
+    """Parse a duration such as 500ms, 10s, 5m or 1h."""
     units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
     found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
     if found is None or not int(found[1]):
@@ -575,18 +673,8 @@ def _speed(text: str) -> float:
     return speed
 
 
-def _write(file: Path, text: str) -> None:
-    if file == STDOUT:
-        sys.stdout.write(text)
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        fail(f"{file}: {error.strerror}", FAILED)
-
-
 def _time(option: str, text: str) -> datetime | None:
-    """A time as people write it, in UTC unless it says otherwise."""
+    """Parse an ISO 8601 time, in UTC unless it has a zone; None if it is empty."""
     if not text:
         return None
     try:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-import wirelake
 from wirelake.cli import queue_care
-from wirelake.cli.messages import (
-    TIMED_OUT,
+from wirelake.cli.options import (
     AsJson,
     ClientId,
     File,
@@ -22,18 +19,18 @@ from wirelake.cli.messages import (
     Token,
     Url,
     as_they_come,
-    fail,
     header_pairs,
     payloads,
-    run,
 )
-from wirelake.cli.show import plain_table, printable, wide_console, write_message, write_object
+from wirelake.cli.show import plain_table, wide_console, write_message, write_object
+from wirelake.cli.work import TIMED_OUT, connected, fail
 from wirelake.client import Client, Delivery
-from wirelake.client.dialects import can, require
+from wirelake.client.speech import can, require
+from wirelake.message import printable
 
 #: The end of the address of a queue's dead letters.
 DEAD = "/$dead"
-#: A broker lists this many queues on the wire.
+#: Most queues that a broker lists on the wire.
 MOST_LISTED = 1000
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
@@ -79,17 +76,12 @@ def put(
     headers = header_pairs(header)
     source = payloads(payload, file, lines=lines)
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            target = client.queue(queue)
-            async for body in as_they_come(source):
-                await target.put(
-                    body, id=id, headers=headers, priority=priority, ttl=ttl, delay=delay
-                )
+    async def work(client: Client) -> None:
+        target = client.queue(queue)
+        async for body in as_they_come(source):
+            await target.put(body, id=id, headers=headers, priority=priority, ttl=ttl, delay=delay)
 
-    run(work())
+    connected(url, work, client_id=client_id, token=token, timeout=timeout)
 
 
 @app.command()
@@ -145,43 +137,35 @@ def get(
         elif not no_ack:
             await delivery.ack()
 
-    async def work() -> None:
-        shown = 0
-        try:
-            async with (
-                asyncio.timeout(timeout or None),
-                wirelake.connect(url, client_id=client_id, token=token) as client,
-            ):
-                # Before anything is taken: where handing over acknowledges, it would be lost.
-                if no_ack or nack or requeue:
-                    require(client.dialect, "nack")
-                if nack:
-                    require(client.dialect, "nack without requeue")
-                await _must_exist(client, queue)
-                source = client.queue(queue)
-                if follow:
-                    async with source.consume() as deliveries:
-                        async for delivery in deliveries:
-                            await show(delivery)
-                            shown += 1
-                            if shown == count:
-                                return
-                    return
-                for delivery in await source.get(count or 1, wait=wait):
-                    await show(delivery)
-                    shown += 1
-        except TimeoutError:
-            if count or not follow:
-                raise
+    async def work(client: Client) -> None:
+        # Before anything is taken: where handing over acknowledges, it would be lost.
+        if no_ack or nack or requeue:
+            require(client.dialect, "nack")
+        if nack:
+            require(client.dialect, "nack without requeue")
+        await _must_exist(client, queue)
+        source = client.queue(queue)
+        if not follow:
+            deliveries = await source.get(count or 1, wait=wait)
+            for delivery in deliveries:
+                await show(delivery)
+            if not deliveries:
+                fail(f"{queue} has no message to give", TIMED_OUT)
             return
-        if not shown:
-            fail(f"{queue} has no message to give", TIMED_OUT)
+        shown = 0
+        async with source.consume() as arrivals:
+            async for delivery in arrivals:
+                await show(delivery)
+                shown += 1
+                if shown == count:
+                    return
 
-    run(work())
+    must_finish = bool(count) or not follow
+    connected(url, work, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
 
 
 async def _must_exist(client: Client, queue: str) -> None:
-    """Fail where the broker knows no such queue: taking from it would make it one."""
+    """End the process if there is no such queue: taking from it would make it."""
     if can(client.dialect, "list of queues"):
         names = {str(one["name"]) for one in await client.queues()}
         is_whole = len(names) < MOST_LISTED  # else it may be one of those that are not listed
@@ -206,25 +190,19 @@ def list_queues(
         wirelake queue ls tmq://localhost --json | jq .messages
     """
 
-    async def work() -> None:
-        async with wirelake.connect(
-            url, client_id=client_id, token=token, timeout=timeout
-        ) as client:
-            queues = await client.queues()
-        if as_json:
-            for queue in queues:
-                write_object(queue)
-            return
-        table = plain_table()
-        table.add_column("queue", style="green", overflow="fold")
-        table.add_column("mode")
-        columns = ("messages", "ready", "held", "consumers")
-        for name in columns:
-            table.add_column(name, justify="right")
+    queues = connected(url, Client.queues, client_id=client_id, token=token, timeout=timeout)
+    if as_json:
         for queue in queues:
-            figures = [str(queue.get(name, "")) for name in columns]
-            mode = printable(str(queue.get("mode", "")))
-            table.add_row(escape(printable(str(queue["name"]))), escape(mode), *figures)
-        wide_console().print(table)
-
-    run(work())
+            write_object(queue)
+        return
+    table = plain_table()
+    table.add_column("queue", style="green", overflow="fold")
+    table.add_column("mode")
+    columns = ("messages", "ready", "held", "consumers")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for queue in queues:
+        figures = [str(queue.get(name, "")) for name in columns]
+        mode = printable(str(queue.get("mode", "")))
+        table.add_row(escape(printable(str(queue["name"]))), escape(mode), *figures)
+    wide_console().print(table)

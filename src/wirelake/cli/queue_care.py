@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import json
-import urllib.error
-import urllib.request
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import typer
 from rich.markup import escape
 
-from wirelake.cli.messages import TIMED_OUT, AsJson, Patience, Token, fail
+from wirelake.cli.options import AsJson, Patience, Token
 from wirelake.cli.show import as_text, plain_table, wide_console, write_object
-from wirelake.errors import RefusedError
+from wirelake.cli.work import errors_in_one_line
+from wirelake.client.http import HttpClient
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="Of HTTP, as http://localhost:7780.")]
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
@@ -150,36 +148,11 @@ def _ask(
     body: object = None,
     **query: object,
 ) -> Any:
-    """What the broker answers; an error is one line and an exit code."""
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"{url} is not where HTTP listens: say http://HOST:PORT")
-    place = f"{url.rstrip('/')}/v1/queues/{quote(queue, safe='')}{what}"
-    request = urllib.request.Request(
-        f"{place}?{urlencode(query)}" if query else place,
-        method=method,
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {token}"} if token else {},
-    )
-    if body is not None:
-        request.add_header("Content-Type", "application/json")
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
-            return json.loads(answer.read() or b"null")
-    except urllib.error.HTTPError as error:
-        fail(_reason(error))
-    except TimeoutError:
-        fail(f"{url} has not answered in {timeout:g} s", TIMED_OUT)
-    except (OSError, ValueError) as error:
-        fail(f"{url}: {getattr(error, 'reason', error)}")
+    """Ask the broker about a queue; errors end the process."""
+    with errors_in_one_line():
+        client = HttpClient(url, token, timeout=timeout)
+        return client.ask(method, f"/v1/queues/{quote(queue, safe='')}{what}", body, **query)
 
 
 def _messages(count: int) -> str:
     return f"{count} message{'' if count == 1 else 's'}"
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        told = json.loads(error.read())
-        return str(RefusedError(told["error"], told["text"]))
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {error.code}"

@@ -6,20 +6,23 @@ import base64
 import json
 import sys
 from codecs import getincrementaldecoder
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from wirelake.message import Flag, Message
+from wirelake.cli.work import fail
+from wirelake.message import Flag, Message, printable
 
 PREVIEW = 64
+STDOUT = Path("-")
 
 
 def as_object(message: Message) -> dict[str, object]:
     """A message for `--json`; its payload in base64."""
     return {
         "dialect": message.dialect,
-        "op": message.op,
+        "op": message.op.label,
         "address": message.address,
         "id": message.id,
         "correlation_id": message.correlation_id,
@@ -34,20 +37,20 @@ def as_object(message: Message) -> dict[str, object]:
 
 
 def write_object(shown: dict[str, object]) -> None:
-    """A line for programs, on standard output."""
+    """Print a JSON object as one line."""
     sys.stdout.write(json.dumps(shown, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
 
 def write_payload(payload: bytes) -> None:
-    """A payload as it is and the end of a line, on standard output."""
+    """Print a payload unchanged, and a newline."""
     sys.stdout.flush()
     sys.stdout.buffer.write(payload + b"\n")
     sys.stdout.flush()
 
 
 def write_message(message: Message, *, as_json: bool, raw: bool, **more: object) -> None:
-    """One message, on standard output; for programs with what else there is to say."""
+    """Print a message: as JSON with the fields of `more`, as its payload, or as text."""
     if as_json:
         write_object(as_object(message) | more)
     elif raw:
@@ -57,13 +60,25 @@ def write_message(message: Message, *, as_json: bool, raw: bool, **more: object)
 
 
 def write_line(*words: str) -> None:
-    """A line for people, on standard output."""
+    """Print words on one line."""
     sys.stdout.write("  ".join(map(printable, words)) + "\n")
     sys.stdout.flush()
 
 
+def write_file(file: Path, text: str) -> None:
+    """Write a file and make its folder if need be; `-` is standard output."""
+    if file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")
+
+
 def wide_console(*, stderr: bool = False) -> Console:
-    """Where tables go; a file or a pipe has no width of its own: lines stay whole there."""
+    """A console for tables; files and pipes have no width, so there it is wide."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=200)
 
@@ -74,12 +89,12 @@ def plain_table() -> Table:
 
 
 def _visible_headers(message: Message) -> dict[str, str]:
-    """All but the token, which is nobody's to see (decision 4)."""
+    """All headers but the token, which is never shown (decision 4)."""
     return {name: value for name, value in message.headers.items() if name != "$token"}
 
 
 def details(message: Message) -> str:
-    """What a message has beside address and payload, in few words."""
+    """The fields of a message other than address and payload, as one line."""
     fields = {
         "id": message.id,
         "correlation": message.correlation_id,
@@ -107,8 +122,3 @@ def preview(payload: bytes) -> str:
 def as_text(payload: bytes) -> str:
     """A payload as text, whatever it is."""
     return payload.decode(errors="backslashreplace")
-
-
-def printable(text: str) -> str:
-    """Text that cannot move the cursor or ring the bell."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

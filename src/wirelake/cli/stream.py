@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,25 +19,23 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-import wirelake
-from wirelake.cli.messages import (
-    FAILED,
+from wirelake.cli.options import (
     AsJson,
     ClientId,
     Timeout,
     Token,
     Url,
     as_they_come,
-    fail,
     open_input,
-    run,
 )
-from wirelake.cli.show import as_text, printable, write_object
-from wirelake.client import Stream
+from wirelake.cli.show import as_text, write_object
+from wirelake.cli.work import FAILED, connected, fail
+from wirelake.client import Client, Stream
 from wirelake.errors import RefusedError
+from wirelake.message import printable
 
 BLOCK = 256 << 10
-#: A reader may rest for as long as it likes, and meanwhile the broker does not answer the writer.
+#: No timeout: while the reader pauses, the broker does not answer the writer.
 ANY_TIME = 1e9
 
 app = typer.Typer(help="Bytes from one client to another.", no_args_is_help=True)
@@ -70,24 +67,26 @@ def send(
     """
     source = open_input(file)
 
-    async def work() -> None:
-        async with (
-            asyncio.timeout(timeout or None),
-            wirelake.connect(
-                url, client_id=client_id, token=token, keepalive=ANY_TIME, reconnect=False
-            ) as sender,
-        ):
-            with _progress(f"to {client}", _size(source)) as progress:
-                async with await sender.stream_to(client, info=info.encode()) as stream:
-                    async for block in as_they_come(_blocks(source)):
-                        await stream.write(block)
-                        progress(stream.sent)
-                # It answers when it has read all that came before.
-                await sender.ping(timeout=ANY_TIME)
+    async def work(sender: Client) -> None:
+        with _progress(f"to {client}", _size(source)) as progress:
+            async with await sender.stream_to(client, info=info.encode()) as stream:
+                async for block in as_they_come(_blocks(source)):
+                    await stream.write(block)
+                    progress(stream.sent)
+            # It answers when it has read all that came before.
+            await sender.ping(timeout=ANY_TIME)
         if as_json:
             write_object({"client": client, "bytes": stream.sent})
 
-    run(work())
+    connected(
+        url,
+        work,
+        seconds=timeout,
+        client_id=client_id,
+        token=token,
+        keepalive=ANY_TIME,
+        reconnect=False,
+    )
 
 
 @app.command()
@@ -125,13 +124,9 @@ def recv(
     if as_json and output is None:
         raise typer.BadParameter("standard output is for the stream, unless there is --output")
 
-    async def work() -> None:
+    async def work(receiver: Client) -> None:
         done = torn = 0
-        async with (
-            asyncio.timeout(timeout or None),
-            wirelake.connect(url, client_id=id, token=token, reconnect=False) as receiver,
-            receiver.streams() as incoming,
-        ):
+        async with receiver.streams() as incoming:
             async for stream in incoming:
                 done += 1
                 place = output
@@ -151,11 +146,11 @@ def recv(
         if torn:
             raise typer.Exit(FAILED)
 
-    run(work())
+    connected(url, work, seconds=timeout, client_id=id, token=token, reconnect=False)
 
 
 async def _receive(stream: Stream, place: Path | None) -> str | None:
-    """Write a stream to its place; why it is not complete, if it is not."""
+    """Write a stream to a file or standard output; returns why it is incomplete, or None."""
     received = 0
     async with stream:
         with (
@@ -165,7 +160,7 @@ async def _receive(stream: Stream, place: Path | None) -> str | None:
             try:
                 async for block in stream:
                     target.write(block)
-                    target.flush()  # whoever reads it wants it now
+                    target.flush()  # a reader of the pipe may be waiting
                     received += len(block)
                     progress(received)
             except RefusedError as error:
@@ -192,13 +187,13 @@ def _open_output(place: Path | None) -> Iterator[BinaryIO]:
 
 
 def _file_name(client: str) -> str:
-    """The id of a client, as a name that cannot lead out of a folder."""
+    """The id of a client as a file name without separators."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in client)
     return name[:100] or "unnamed"
 
 
 def _blocks(source: BinaryIO) -> Iterator[bytes]:
-    """What comes, as it comes."""
+    """Blocks of an input as they arrive."""
     read = getattr(source, "read1", source.read)
     with source:
         while block := read(BLOCK):
@@ -206,7 +201,7 @@ def _blocks(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _size(source: BinaryIO) -> int | None:
-    """How much there is to send, where that is known."""
+    """The bytes to send; None if that is not known."""
     if not source.seekable():
         return None
     here = source.tell()
@@ -217,7 +212,7 @@ def _size(source: BinaryIO) -> int | None:
 
 @contextmanager
 def _progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar with the rate, on standard error, if that is a terminal; tell it the bytes so far."""
+    """A progress bar on standard error, if that is a terminal; call it with the bytes so far."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

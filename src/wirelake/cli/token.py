@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,26 +16,19 @@ MAX_NAME = 64
 Filters = list[str] | None
 
 
+def _filters(help: str) -> Any:
+    """The option of a right: filters, one for each time it is given."""
+    return typer.Option(metavar="FILTER", help=help)
+
+
 def token(
     name: Annotated[str, typer.Argument(help="Whose it is; also the name in a certificate.")],
-    publish: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May publish and send requests to these.")
-    ] = None,
-    subscribe: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May subscribe to these.")
-    ] = None,
-    serve: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May answer requests to these.")
-    ] = None,
-    store: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May read and write these keys.")
-    ] = None,
-    declare: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May make queues of these addresses.")
-    ] = None,
-    clients: Annotated[
-        Filters, typer.Option(metavar="FILTER", help="May claim these client ids only.")
-    ] = None,
+    publish: Annotated[Filters, _filters("May publish and send requests to these.")] = None,
+    subscribe: Annotated[Filters, _filters("May subscribe to these.")] = None,
+    serve: Annotated[Filters, _filters("May answer requests to these.")] = None,
+    store: Annotated[Filters, _filters("May read and write these keys.")] = None,
+    declare: Annotated[Filters, _filters("May make queues of these addresses.")] = None,
+    clients: Annotated[Filters, _filters("May claim these client ids only.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May administer the broker.")] = False,
 ) -> None:
     """Make a token, and print it with the lines for the configuration file.

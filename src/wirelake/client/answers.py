@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from wirelake.client.dialects import Heard
+from wirelake.client.speech import Heard
 from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message
 

@@ -18,7 +18,6 @@ import ssl
 from collections.abc import Generator, Mapping
 from dataclasses import fields
 from os import PathLike
-from types import TracebackType
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import cbor2
@@ -26,7 +25,6 @@ from msgspec.structs import replace
 
 from wirelake.address import check_filter, check_topic
 from wirelake.client.connection import Settings
-from wirelake.client.dialects import require
 from wirelake.client.inbox import Arrivals, Inbox, Messages
 from wirelake.client.lines import Lines
 from wirelake.client.outgoing import (
@@ -38,12 +36,14 @@ from wirelake.client.outgoing import (
 )
 from wirelake.client.queue import Delivery, Queue
 from wirelake.client.service import Handler, Service
+from wirelake.client.speech import require
 from wirelake.client.store import Store
 from wirelake.client.stream import Stream
 from wirelake.client.subscriptions import Item
 from wirelake.client.url import parse
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.message import Limits, Message
+from wirelake.message import Limits, Message, Op
 from wirelake.wire import Encoder
 
 S = TypeVar("S", dict[str, Any], list[dict[str, Any]])
@@ -104,12 +104,7 @@ class Client:
         await self._lines.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __await__(self) -> Generator[Any, None, Client]:
@@ -240,7 +235,7 @@ class Client:
     async def info(self) -> dict[str, Any]:
         """The state of the broker: its connections, subscriptions, counters and so on."""
         require(self.dialect, "state of the broker")
-        asked = Message(op="info", address="$node")
+        asked = Message(op=Op.INFO, address="$node")
         return _state(await self._lines.line().ask(lambda speech: speech.control(asked)), dict)
 
     # Byte streams
@@ -284,7 +279,7 @@ class Client:
         """Send a request to a service; its reply, or RefusedError."""
         require(self.dialect, "request/reply")
         message = message_for(self.dialect, check_topic(address), payload, headers=headers)
-        if not self.dialect.startswith("tmq"):  # there a ttl counts hops
+        if not DIALECTS[self.dialect].ttl_in_hops:
             message = replace(message, ttl=max(1, int(timeout * 1000)))
         return await self._lines.line().ask(lambda speech: speech.request(message), timeout)
 
@@ -314,7 +309,7 @@ class Client:
         if not client_id:
             raise RefusedError("bad_request", "a direct message has a client id to go to")
         message = message_for(self.dialect, "", payload, id, headers)
-        message = replace(message, op="direct", target=client_id)
+        message = replace(message, op=Op.DIRECT, target=client_id)
         if ack:
             require(self.dialect, "acknowledgement of a direct message")
             await self._lines.line().ask(lambda speech: speech.publish(message, ack=True), timeout)
@@ -330,9 +325,9 @@ class Client:
 
 
 def _state(answer: Message, kind: type[S]) -> S:
-    """What the broker tells of itself: CBOR, but JSON where the dialect is text, and in TMQ."""
+    """What the broker tells of itself, as JSON or CBOR, whichever the dialect uses."""
     try:
-        if answer.dialect in ("kobold-1", "tmq-1.00", "tmq-1.01"):
+        if DIALECTS[answer.dialect].tells_json:
             state = json.loads(answer.payload)
         else:
             state = cbor2.loads(answer.payload)

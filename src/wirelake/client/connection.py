@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from wirelake.client.answers import Answers
-from wirelake.client.dialects import ABILITIES, Ask, Sort, Speech, speech
 from wirelake.client.inbox import Inbox
+from wirelake.client.speech import Ask, Sort, Speech, can, speech
 from wirelake.client.url import Place
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError, RefusedError, WirelakeError
-from wirelake.message import Limits, Message
-from wirelake.wire import Encoder, Feed, FrameTable
+from wirelake.message import Limits, Message, Op
+from wirelake.wire import Encoder, FrameTable
 
 READ = 256 << 10
 STRETCH = 8
@@ -287,7 +289,7 @@ class Line:
                 raise RefusedError("too_large" if reason == "payload" else "bad_request", text)
         except BaseException:
             self._encoder.skipped.clear()
-            if not self.speech.has_addresses:
+            if not DIALECTS[self.place.dialect].has_addresses:
                 # An mfp encoder may take a topic for set that now will not be sent.
                 self._encoder = self.speech.encoder()
             raise
@@ -442,11 +444,11 @@ class Line:
         """Be heard of: a client that is silent is taken for gone (spec: identity, tmq 3)."""
         silent = asyncio.get_running_loop().time() - self._spoke
         if self._can_ping and self._up.is_set() and silent > self.settings.keepalive / 2:
-            self._write([Message(op="pong")])
+            self._write([Message(op=Op.PONG)])
 
     @property
     def _can_ping(self) -> bool:
-        return "ping" in ABILITIES[self.place.dialect]
+        return can(self.place.dialect, "ping")
 
     async def _wait_for_room(self, inboxes: Iterable[Inbox[Any]]) -> None:
         """Read no more while an inbox is full."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from wirelake.errors import RefusedError, WirelakeError
@@ -180,12 +179,7 @@ class Arrivals(Generic[T]):
         self._open = True
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._open = False
         self._inbox.end()
         await self._end()

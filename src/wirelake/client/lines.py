@@ -17,13 +17,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from wirelake.client.connection import Line, Owner, Settings
-from wirelake.client.dialects import ABILITIES, Ask, Sort
 from wirelake.client.inbox import Inbox, Listeners
 from wirelake.client.queue import Delivery
 from wirelake.client.service import Service
+from wirelake.client.speech import Ask, Sort, can
 from wirelake.client.stream import Streams
 from wirelake.client.subscriptions import Item, Subscriptions
 from wirelake.client.url import Place
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError, WirelakeError
 from wirelake.message import Message
 
@@ -37,6 +38,7 @@ class Lines:
         self.place = place
         self.settings = settings
         self.dialect = place.dialect
+        self._has_roles = bool(DIALECTS[place.dialect].roles)
         self.main: Line | None = None
         self.subscriptions = Subscriptions(place.dialect)
         self.streams = Streams(self.inbox)
@@ -94,10 +96,10 @@ class Lines:
     async def join(self, filter: str, inbox: Inbox[Item], prefetch: int = 0) -> None:
         """Let an inbox have what comes to a filter, or from a queue."""
         async with self._changing:
-            line = await self._line_to("sub") if self.dialect == "mfp-1" else self.line()
+            line = await self._line_to("sub") if self._has_roles else self.line()
             if self.subscriptions.add(filter, inbox, prefetch):
                 try:
-                    if prefetch and "pull" in ABILITIES[self.dialect]:
+                    if prefetch and can(self.dialect, "pull"):
                         with suppress(RefusedError):  # it is there, or it is a topic
                             await line.insist(lambda speech: speech.make_queue(filter))
                     await line.insist(lambda speech: speech.subscribe(filter, prefetch))
@@ -108,7 +110,7 @@ class Lines:
     async def leave(self, filter: str, inbox: Inbox[Item]) -> None:
         """Let it have nothing more; what it has of a queue goes to others."""
         async with self._changing:
-            line = self._further["sub"] if self.dialect == "mfp-1" else self.line()
+            line = self._further["sub"] if self._has_roles else self.line()
             try:
                 if self.subscriptions.is_last(filter) and line.is_up:
                     with suppress(RefusedError):
@@ -150,7 +152,7 @@ class Lines:
     def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox[Any]]:
         """Put a message where it belongs; return the inboxes that got it."""
         match sort:
-            case Sort.DELIVERY if line.speech.has_addresses:
+            case Sort.DELIVERY if DIALECTS[self.dialect].has_addresses:
                 return self.subscriptions.put(message)
             case Sort.DELIVERY:
                 address = self.subscriptions.only_address()
@@ -189,7 +191,9 @@ class Lines:
             if isinstance(answer, RefusedError) and answer.code != "closed":
                 if not inboxes:
                     continue
-                log.error("%s: %s is not possible any more: %s", line.place, ask.message.op, answer)
+                log.error(
+                    "%s: %s is not possible any more: %s", line.place, ask.message.op.label, answer
+                )
                 for inbox in inboxes:
                     inbox.end(answer)
             elif isinstance(answer, BaseException):
@@ -217,4 +221,4 @@ class Lines:
             inbox.end(error)
 
     def _carries_subscriptions(self, line: Line) -> bool:
-        return line is (self._further.get("sub") if self.dialect == "mfp-1" else self.main)
+        return line is (self._further.get("sub") if self._has_roles else self.main)

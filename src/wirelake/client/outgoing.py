@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from wirelake.address import check_topic
-from wirelake.client.dialects import require
+from wirelake.client.speech import require
+from wirelake.dialects import HOPS, MOST_HOPS
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
 from wirelake.wire import FrameTable
@@ -40,7 +41,7 @@ def message_for(
             require(dialect, ability)
     if priority not in (0, 1):
         raise RefusedError("bad_request", f"a priority is 0 or 1, not {priority}")
-    most = 63 if dialect.startswith("tmq") else 0x7FFFFFFF
+    most = MOST_HOPS if dialect in HOPS else 0x7FFFFFFF
     if not 0 <= ttl <= most:
         raise RefusedError("bad_request", f"a ttl is 0 to {most} in {dialect}")
     return Message(
@@ -58,11 +59,11 @@ def as_messages(batch: Batch, dialect: str, most: int) -> list[Message]:
     given: Iterable[tuple[str, bytes] | Message] = batch
     if hasattr(batch, "num_rows"):
         given = [one for table in tables_of_batch(batch, most) for one in table.messages()]
-    hops = dialect.startswith("tmq")
+    hops = dialect in HOPS
     plain = []
     for each in given:
         if isinstance(each, Message):
-            same_unit = each.dialect.startswith("tmq") == hops
+            same_unit = (each.dialect in HOPS) == hops
             message = Message(
                 check_topic(each.address),
                 each.payload,

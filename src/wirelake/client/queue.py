@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from wirelake.address import check_topic
 from wirelake.client.connection import Line
-from wirelake.client.dialects import ABILITIES, require, settlement
 from wirelake.client.inbox import Arrivals
 from wirelake.client.outgoing import message_for
+from wirelake.client.speech import can, require, settlement
 from wirelake.errors import RefusedError
 from wirelake.message import Flag, Message
 
@@ -135,7 +135,7 @@ class Queue:
             headers = {**(headers or {}), "delay": str(delay)}
         message = message_for(self._lines.dialect, self.name, payload, id, headers, priority, ttl)
         if ack is None:
-            ack = "acknowledgement of a publish" in ABILITIES[self._lines.dialect]
+            ack = can(self._lines.dialect, "acknowledgement of a publish")
         elif ack:
             require(self._lines.dialect, "acknowledgement of a publish")
         line = self._lines.line()
@@ -208,7 +208,7 @@ class Queue:
     async def _declare_once(self, line: Line) -> None:
         """Make the queue where the dialect's word for putting would not, once a connection."""
         declared = self._lines.declared
-        if "declaration of queues" not in ABILITIES[self._lines.dialect]:
+        if not can(self._lines.dialect, "declaration of queues"):
             return
         if declared.get(self.name) != line.epoch:
             try:

@@ -6,12 +6,11 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from wirelake.client.connection import Line
 from wirelake.client.inbox import Inbox
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.client.lines import Lines
@@ -42,12 +41,7 @@ class Service:
         self._pump = asyncio.create_task(self._answer_all(line))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._lines.stop_service(self)
         await self.stop()
 
@@ -89,7 +83,7 @@ class Service:
             if not isinstance(reply, Message):
                 reply = Message(payload=bytes(reply))
             said = Message(
-                op="reply",
+                op=Op.REPLY,
                 payload=reply.payload,
                 headers=reply.headers,
                 content_type=reply.content_type,

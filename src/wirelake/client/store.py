@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from wirelake.address import check_filter, check_topic, has_wildcard
 from wirelake.client.connection import Line
-from wirelake.client.dialects import Ask, Sort, Speech
 from wirelake.client.inbox import Arrivals, Inbox
+from wirelake.client.speech import Ask, Sort, Speech
 from wirelake.errors import RefusedError, WirelakeError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 if TYPE_CHECKING:
     from wirelake.client.lines import Lines
@@ -54,18 +54,18 @@ class Store:
 
     async def create(self, key: str, value: bytes, *, ttl: int = 0) -> int:
         """Make a key that is not there (else `exists`); its revision."""
-        return _revision(await self._ask("create", key, value, ttl=ttl))
+        return _revision(await self._ask(Op.CREATE, key, value, ttl=ttl))
 
     async def read(self, key: str) -> Entry:
         """A key that is there (else `not_found`)."""
-        answer = await self._ask("read", key)
+        answer = await self._ask(Op.READ, key)
         return Entry(key, answer.payload, _revision(answer))
 
     async def update(
         self, key: str, value: bytes, *, revision: int | None = None, ttl: int = 0
     ) -> int:
         """Change a key that is there, and has this revision (else `conflict`); its new one."""
-        return _revision(await self._ask("update", key, value, revision, ttl))
+        return _revision(await self._ask(Op.UPDATE, key, value, revision, ttl))
 
     async def put(self, key: str, value: bytes, *, ttl: int = 0) -> int:
         """Set a key, whether it is there or not; its revision."""
@@ -83,7 +83,7 @@ class Store:
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
         """Delete a key that is there, and has this revision (else `conflict`); its last one."""
-        return _revision(await self._ask("delete", key, revision=revision))
+        return _revision(await self._ask(Op.DELETE, key, revision=revision))
 
     async def keys(self, filter: str = "#") -> list[Entry]:
         """The keys that a filter matches, with their values, by name."""
@@ -97,7 +97,7 @@ class Store:
                 return []
         found: list[Message] = []
         await self._lines.line().ask(
-            lambda speech: speech.control(Message(op="read", address=filter)), parts=found
+            lambda speech: speech.control(Message(op=Op.READ, address=filter)), parts=found
         )
         entries = [Entry(one.address, one.payload, _revision(one)) for one in found]
         return sorted(entries, key=lambda entry: entry.key)
@@ -130,7 +130,7 @@ class Store:
 
     async def _ask(
         self,
-        op: str,
+        op: Op,
         key: str,
         value: bytes = b"",
         revision: int | None = None,
@@ -155,7 +155,7 @@ class _Watch:
     def ask(self, speech: Speech) -> Ask:
         """What is asked of a new connection."""
         headers = {} if self._revision is None else {"$rev": str(self._revision)}
-        return speech.control(Message(op="watch", address=self._filter, headers=headers))
+        return speech.control(Message(op=Op.WATCH, address=self._filter, headers=headers))
 
     def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox[Any]]:
         """A change."""
@@ -166,7 +166,7 @@ class _Watch:
             if self._told.get(key, 0) >= revision:
                 return ()
             self._told[key] = revision
-        value = message.payload if message.op == "set" else None
+        value = message.payload if message.op == Op.SET else None
         self._inbox.put(Change(key, value, revision), len(message.payload))
         return (self._inbox,)
 

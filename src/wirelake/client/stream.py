@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from wirelake.client.connection import Line
-from wirelake.client.dialects import Ask, Speech
 from wirelake.client.inbox import Inbox, Listeners
+from wirelake.client.speech import Ask, Speech
 from wirelake.errors import RefusedError
-from wirelake.message import Message
+from wirelake.message import Message, Op
 
 #: The most bytes that one DATA frame carries.
 PIECE = 64 << 10
@@ -66,7 +66,7 @@ class Stream:
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PIECE):
             piece = bytes(view[start : start + PIECE])
-            message = Message(op="data", correlation_id=self._number, payload=piece)
+            message = Message(op=Op.DATA, correlation_id=self._number, payload=piece)
             if self._end is None and not await self._line.say(message, self._epoch):
                 self.fail(_lost())
             if self._end is not None:
@@ -96,7 +96,7 @@ class Stream:
         self.fail(RefusedError("closed", "this side closed the stream"), clean=True)
         self.inbox.discard()
         headers = {"$count": str(self.sent)} | ({"$code": code} if code else {})
-        farewell = Message(op="close", correlation_id=self._number, headers=headers)
+        farewell = Message(op=Op.CLOSE, correlation_id=self._number, headers=headers)
         # Without waiting for room: whoever leaves because the other side is stuck must get away.
         self._line.mention(farewell, self._epoch)
 
@@ -104,7 +104,7 @@ class Stream:
 
     def heard(self, message: Message) -> None:
         """Bytes have come, or the end."""
-        if message.op == "data":
+        if message.op == Op.DATA:
             if message.payload:  # an empty one would look like the end
                 self.received += len(message.payload)
                 self.inbox.put(message.payload, len(message.payload))
@@ -142,7 +142,7 @@ class Streams:
 
         def say(speech: Speech) -> Ask:
             # Known before it is answered: what the other side sends may come right behind.
-            asked = speech.control(Message(op="open", address=target, payload=info))
+            asked = speech.control(Message(op=Op.OPEN, address=target, payload=info))
             made.append(self._add(line, asked.message.correlation_id))
             return asked
 
@@ -165,7 +165,7 @@ class Streams:
     def take_in(self, line: Line, message: Message) -> Sequence[Inbox[Any]]:
         """A message of a stream, or a new one; the inboxes that got something."""
         number = message.correlation_id
-        if message.op == "open":
+        if message.op == Op.OPEN:
             return self._opened(line, message)
         stream = self._open.get(number)
         if stream is None:  # closed here, and the other side does not know yet
@@ -177,7 +177,7 @@ class Streams:
         number = message.correlation_id
         if number in self._open:
             refusal = {"$code": "not_found", "$count": "0"}
-            line.mention(Message(op="close", correlation_id=number, headers=refusal), line.epoch)
+            line.mention(Message(op=Op.CLOSE, correlation_id=number, headers=refusal), line.epoch)
             return ()
         stream = self._add(line, number, message.source, message.payload)
         return self.listeners.put(stream, len(message.payload))

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from wirelake.address import has_wildcard, matches
-from wirelake.client.dialects import ABILITIES, Ask, Speech
 from wirelake.client.inbox import Inbox
 from wirelake.client.queue import Delivery, Pull
+from wirelake.client.speech import Ask, Speech, can
+from wirelake.dialects import DIALECTS
 from wirelake.message import Message
 
 #: What is in the inbox of a subscription: a topic's message, or a queue's.
@@ -27,7 +28,7 @@ class Subscriptions:
 
     def __init__(self, dialect: str) -> None:
         self.pulls: dict[str, list[Pull]] = {}
-        self._has_addresses = dialect != "mfp-1"
+        self._has_addresses = DIALECTS[dialect].has_addresses
         self._inboxes: dict[str, list[Inbox[Item]]] = {}
         self._prefetch: dict[str, int] = {}
         self._routes: dict[str, list[Inbox[Item]]] = {}
@@ -61,7 +62,7 @@ class Subscriptions:
         asked: list[tuple[Ask, list[Inbox[Any]]]] = []
         for filter, inboxes in self._inboxes.items():
             prefetch = self._prefetch[filter]
-            if prefetch and "pull" in ABILITIES[speech.dialect]:
+            if prefetch and can(speech.dialect, "pull"):
                 asked.append((speech.make_queue(filter), []))
             asked.append((speech.subscribe(filter, prefetch), list(inboxes)))
         return asked

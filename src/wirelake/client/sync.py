@@ -1,4 +1,4 @@
-"""The same client without `await`: a thin face over an event loop in a thread of its own.
+"""The blocking client: a thin face over the asynchronous one, which runs in a thread of its own.
 
     with wirelake.connect_sync("mfp://host") as c:
         c.publish("a/b", b"hello")
@@ -18,16 +18,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from wirelake.client.client import Client, Options
 from wirelake.client.inbox import Arrivals
+from wirelake.client.loop import LoopThread
 from wirelake.client.queue import Delivery, Queue
 from wirelake.client.service import Service
 from wirelake.client.store import Change, Store
 from wirelake.client.stream import Stream
-from wirelake.errors import RefusedError
 from wirelake.message import Message
 
 A = TypeVar("A")  # the asynchronous object behind a face
@@ -36,54 +35,29 @@ T = TypeVar("T")
 PlainHandler: TypeAlias = Callable[[Message], "bytes | Message"]
 
 
-class _LoopThread:
-    """An event loop that runs in the background for as long as the process does."""
+class _Shared(LoopThread):
+    """The loop thread of a process, which ends with the process."""
 
     def __init__(self) -> None:
+        super().__init__("wirelake")
         self.pid = os.getpid()
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="wirelake", daemon=True)
-        self._thread.start()
-        atexit.register(self._stop)
+        atexit.register(self._end)
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        # The process ends, perhaps with clients that nobody closed.
-        tasks = asyncio.all_tasks(self.loop)
-        for task in tasks:
-            task.cancel()
-        self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self.loop.close()
-
-    def _stop(self) -> None:
-        if self.pid == os.getpid():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(timeout=2)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine; whoever is interrupted meanwhile interrupts it."""
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RefusedError("bad_request", "the synchronous client would wait for itself here")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+    def _end(self) -> None:
+        if self.pid == os.getpid():  # else this is a fork, which has no such thread
+            self.close(timeout=2)
 
 
-_running: _LoopThread | None = None
+_running: _Shared | None = None
 _starting = threading.Lock()
 
 
-def _loop_thread() -> _LoopThread:
-    """The one of this process; a child that was forked has to have its own."""
+def _loop_thread() -> LoopThread:
+    """The loop thread of this process; a forked child starts its own."""
     global _running
     with _starting:
         if _running is None or _running.pid != os.getpid():
-            _running = _LoopThread()
+            _running = _Shared()
         return _running
 
 
@@ -93,9 +67,9 @@ def connect_sync(url: str, **options: Unpack[Options]) -> SyncClient:
 
 
 class _Face(Generic[A]):
-    """The blocking face of an asynchronous object: what its methods do is said there."""
+    """The blocking face of an asynchronous object, whose methods are documented there."""
 
-    def __init__(self, thread: _LoopThread, inner: A) -> None:
+    def __init__(self, thread: LoopThread, inner: A) -> None:
         self._thread = thread
         self._inner = inner
 
@@ -106,7 +80,7 @@ class _Face(Generic[A]):
 def _blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Face[A], P], T]:
-    """A method of the same name and arguments that waits."""
+    """A blocking method with the name and arguments of an asynchronous one."""
 
     @wraps(method)
     def wait(self: _Face[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -135,12 +109,7 @@ class SyncClient(_Face[Client]):
     def __enter__(self) -> SyncClient:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     close = _blocking(Client.close)
@@ -194,11 +163,11 @@ class SyncClient(_Face[Client]):
 
 
 class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
-    """Things as they come in: an iterator; with `with`, it says when."""
+    """An iterator over things as they arrive; with `with`, it subscribes at that point."""
 
     def __init__(
         self,
-        thread: _LoopThread,
+        thread: LoopThread,
         arrivals: Arrivals[Any],
         face: Callable[[Any], T] = lambda one: one,
     ) -> None:
@@ -212,14 +181,9 @@ class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
         self._open = True
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._open = False
-        self._thread.run(self._inner.__aexit__(kind, error, trace))
+        self._thread.run(self._inner.__aexit__(*error))
 
     def __iter__(self) -> Iterator[T]:
         return self if self._open else self._all()
@@ -234,12 +198,12 @@ class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
             self._taken.extend(taken)
 
     def _all(self) -> Iterator[T]:
-        """Begin, and end when the loop is left."""
+        """Iterate, and unsubscribe when the `for` loop is left."""
         with self:
             yield from self
 
     def receive(self, timeout: float | None = None) -> T:
-        """The next one; RefusedError when none comes in time, or none ever will."""
+        """The next one; RefusedError if none arrives in time, or there will be no more."""
         with suppress(IndexError):
             return self._face(self._taken.popleft())
         return self._face(self._thread.run(self._inner.receive(timeout)))
@@ -252,13 +216,8 @@ class SyncService(_Face[Service]):
         self._thread.run(self._inner.__aenter__())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._inner.__aexit__(kind, error, trace))
+    def __exit__(self, *error: Any) -> None:
+        self._thread.run(self._inner.__aexit__(*error))
 
     finished = _blocking(Service.finished)
 
@@ -299,7 +258,7 @@ class SyncDelivery(_Face[Delivery]):
 
     @property
     def attempt(self) -> int:
-        """Which delivery of it this is, from 1; 0 where the dialect does not tell."""
+        """The number of this delivery, from 1; 0 if the dialect does not say."""
         return self._inner.attempt
 
 
@@ -328,13 +287,8 @@ class SyncStream(_Face[Stream]):
     def __enter__(self) -> SyncStream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._thread.run(self._inner.__aexit__(kind, error, trace))
+    def __exit__(self, *error: Any) -> None:
+        self._thread.run(self._inner.__aexit__(*error))
 
     def __iter__(self) -> Iterator[bytes]:
         while chunk := self.read():
@@ -342,7 +296,7 @@ class SyncStream(_Face[Stream]):
 
     @property
     def source(self) -> str:
-        """The client that opened it; empty where that is this one."""
+        """The client that opened it; empty if it is this one."""
         return self._inner.source
 
     @property
@@ -357,7 +311,7 @@ class SyncStream(_Face[Stream]):
 
     @property
     def received(self) -> int:
-        """Bytes that came."""
+        """Bytes received."""
         return self._inner.received
 
     @property

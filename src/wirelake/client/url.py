@@ -7,22 +7,15 @@ fault of it is a `ConfigError` at once, before anything is connected; none shows
 from __future__ import annotations
 
 import os
-import secrets
 import ssl
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from os import PathLike
 from urllib.parse import unquote, urlsplit
 
+from wirelake.dialects import AUTO, AUTO_PORT, DIALECTS, Dialect, families
 from wirelake.errors import ConfigError
-from wirelake.wire import DIALECTS
-
-#: The newest dialect of each family, and the port it listens at (spec: the wire specification).
-NEWEST = {"boson": "boson-binary", "kobold": "kobold-3", "tmq": "tmq-1.01", "mfp": "mfp-1"}
-DEFAULT_PORTS = {"boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
-
-#: A connection-id of mfp, `name` or `name:token`, has so many UTF-16 code units.
-MFP_ID = range(4, 33)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +55,9 @@ def parse(
     except ValueError:  # its text may show what was meant to be a token
         raise ConfigError("url", "it has a host, and a port from 1 to 65535") from None
     name, *options = parts.scheme.split("+")
-    dialect = NEWEST.get(name, name)
-    if dialect not in DIALECTS:
-        known = ", ".join([*NEWEST, *DIALECTS])
+    dialect = DIALECTS.named(name)
+    if dialect is None:
+        known = ", ".join([*families(), *DIALECTS])
         raise ConfigError("url", f"{name or 'none'!r} is no dialect; there are {known}")
     if len(set(options)) < len(options) or not {"tls", "unix"}.issuperset(options):
         raise ConfigError("url", f"{parts.scheme!r}: behind a dialect come +tls and +unix")
@@ -84,20 +77,45 @@ def parse(
     if not (tls or ca or cert or key):
         context = ssl.create_default_context() if "tls" in options else None
     elif "tls" not in options:
-        raise ConfigError("url", f"keys and certificates are for {dialect}+tls://")
+        raise ConfigError("url", f"keys and certificates are for {dialect.name}+tls://")
     else:
         context = tls or _context(ca, cert, key)
     client_id = client_id or unquote(parts.username or "")
     token = token or unquote(parts.password or "")
+    if port is None and dialect.port is None and "unix" not in options:
+        raise ConfigError("url", f"{dialect.name} has no default port: give one")
     return Place(
-        dialect,
+        dialect.name,
         "" if "unix" in options else parts.hostname or "127.0.0.1",
-        DEFAULT_PORTS[dialect.partition("-")[0]] if port is None else port,
+        (dialect.port or 0) if port is None else port,
         path if "unix" in options else "",
         _identity(dialect, client_id, token),
         token,
         context,
     )
+
+
+def dialect_urls(urls: Iterable[str], *, token: str = "") -> dict[str, str]:
+    """The URL of each dialect that these listeners speak, by dialect; the first URL is taken.
+
+    `auto` stands for all dialects, a family for its own, a dialect for itself. Raises ConfigError
+    if a scheme is none of these, or what follows it is wrong.
+    """
+    found: dict[str, str] = {}
+    for url in urls:
+        scheme, separator, rest = url.partition("://")
+        family, plus, over = scheme.lower().partition("+")
+        if family == AUTO and ":" not in rest.rpartition("@")[2] and "unix" not in over:
+            rest = f"{rest.rstrip('/')}:{AUTO_PORT}"
+        spoken = [one.name for one in DIALECTS.values() if family in (AUTO, one.name, one.family)]
+        if not spoken:
+            known = ", ".join([AUTO, *families(), *DIALECTS])
+            text = f"{family or url!r} is neither a listener nor a dialect: {known}"
+            raise ConfigError("url", text)
+        for name in spoken:
+            found.setdefault(name, f"{name}{plus}{over}{separator}{rest}")
+            parse(found[name], token=token)
+    return found
 
 
 def _context(
@@ -117,20 +135,14 @@ def _context(
     return context
 
 
-def _identity(dialect: str, client_id: str, token: str) -> str:
-    """The client id, if the dialect can say it with this token; mfp must have one."""
+def _identity(dialect: Dialect, client_id: str, token: str) -> str:
+    """Return the client id, if the dialect can say it with this token; it may make one up."""
     for setting, text in (("client_id", client_id), ("token", token)):
         if any(unicodedata.category(c) == "Cc" for c in text):
             raise ConfigError(setting, "has no control characters")
     if len(client_id.encode()) > 255:
         raise ConfigError("client_id", "has at most 255 bytes")
-    if client_id and dialect == "boson-text":
-        raise ConfigError("client_id", "boson-text has none; all other dialects have")
-    if dialect == "mfp-1":
-        if ":" in client_id:
-            raise ConfigError("client_id", "has no colon in mfp-1: behind it comes the token")
-        client_id = client_id or f"wl-{secrets.token_hex(4)}"
-        whole = f"{client_id}:{token}" if token else client_id
-        if len(whole.encode("utf-16-be")) // 2 not in MFP_ID:
-            raise ConfigError("client_id", "with its token, has 4 to 32 characters in mfp-1")
+    if dialect.identity is not None:
+        checked: str = dialect.load("identity")(client_id, token)
+        return checked
     return client_id

@@ -27,7 +27,7 @@ from zlib_ng.zlib_ng import crc32
 
 from wirelake.engine.base import Entry, QueueSettings, Stored
 from wirelake.errors import EngineError
-from wirelake.message import NO_FLAGS, Flag, Message
+from wirelake.message import NO_FLAGS, Flag, Message, Op
 
 #: What the file says it is (`PRAGMA application_id`), and the version of its schema.
 APPLICATION = int.from_bytes(b"wlke", "big")
@@ -581,7 +581,7 @@ def _fields(message: Message) -> bytes:
         int(message.flags),
         message.timestamp,
         message.dialect,
-        message.op,
+        message.op.label,
     )
     try:
         return _encode(fields)
@@ -611,5 +611,5 @@ def _message(fields: _Fields, payload: bytes) -> Message:
         Flag(fields.flags) if fields.flags else NO_FLAGS,
         fields.timestamp,
         fields.dialect,
-        fields.op,
+        Op.named(fields.op),
     )

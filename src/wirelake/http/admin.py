@@ -13,7 +13,7 @@ from starlette.responses import Response
 from wirelake.address import check_address, check_topic
 from wirelake.broker import inventory
 from wirelake.broker.node import Node
-from wirelake.broker.queues import DEAD
+from wirelake.broker.queue import DEAD
 from wirelake.broker.rights import Rights
 from wirelake.config import QueueSettings
 from wirelake.engine.base import Stored

@@ -21,6 +21,7 @@ from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights, covers
 from wirelake.broker.trace import SECONDS, Trace
 from wirelake.console import MISSING, load
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
     Stream,
@@ -60,7 +61,6 @@ from wirelake.http.search import (
 )
 from wirelake.http.sql import MAX_SQL, Sql, is_there
 from wirelake.message import Message
-from wirelake.wire import DIALECTS
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ class Console:
         query(request)
         name = check_address(path_part(request, "name"))
         require(rights_of(request, self._node), "subscribe", name)
-        return answer(await self._gate.ask(lambda: self._node.traffic.depths(name)))
+        return answer(await self._gate.ask(lambda: self._node.vitals.traffic.depths(name)))
 
     # Connections
 
@@ -237,7 +237,7 @@ class Console:
         mine = rights_of(request, self._node)
         if mine.is_empty:
             raise RefusedError("unauthorized", "no rights at all")
-        shown = [one for one in self._node.all_rights if mine.admin or one.key == mine.key]
+        shown = [one for one in self._node.clients.all_rights if mine.admin or one.key == mine.key]
         return answer({"tokens": [self._rights(one) for one in shown]})
 
     def _rights(self, rights: Rights) -> dict[str, Any]:
@@ -257,7 +257,7 @@ class Console:
         rights = mine
         if name and name != mine.name:
             require_admin(mine)
-            by_name: dict[str, Rights] = {one.name: one for one in self._node.all_rights}
+            by_name: dict[str, Rights] = {one.name: one for one in self._node.clients.all_rights}
             if name not in by_name:
                 raise RefusedError("not_found", f"no token {name}")
             rights = by_name[name]
@@ -396,7 +396,7 @@ class Console:
                 consumers = [one for one in node.sessions if address in one.consumes]
                 kind = "queue"
             else:
-                consumers, kind = node.topic_subscribers(address), "topic"
+                consumers, kind = node.topics.subscribers(address), "topic"
             shown = [inventory.connection(one, now) for one in consumers[:MOST_SHOWN]]
             captured = node.capture.takes(address)
             return {"kind": kind, "captured": captured, "count": len(consumers), "who": shown}
@@ -412,7 +412,7 @@ class Console:
         trace = self._trace
         if trace is None:
             return answer({"filter": "", "left": 0, "messages": []})
-        is_on = await self._gate.ask(lambda: self._node.trace is trace)
+        is_on = await self._gate.ask(lambda: self._node.router.trace is trace)
         left = max(0.0, trace.until - time.monotonic()) if is_on else 0.0
         seen = await self._run(lambda: [traced(one) for one in list(trace.messages)])
         return answer({"filter": trace.filter, "left": left, "messages": seen})
@@ -428,7 +428,7 @@ class Console:
             raise RefusedError("bad_request", 'the body is {"filter": "…"}') from None
 
         def begin() -> Trace:
-            self._node.trace = trace = Trace(self._node, filter, time.monotonic())
+            self._node.router.trace = trace = Trace(self._node, filter, time.monotonic())
             return trace
 
         self._trace = await self._gate.ask(begin)
@@ -440,7 +440,7 @@ class Console:
         require_admin(rights_of(request, self._node))
 
         def end() -> None:
-            self._node.trace = None
+            self._node.router.trace = None
 
         await self._gate.ask(end)
         return Response(status_code=204)

@@ -337,7 +337,7 @@ def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
     given = request.headers.get("authorization", "")
     if not given:
         logins: Logins = request.scope["logins"]
-        return logins.rights(request, reads=reads) or node.rights_of_strangers
+        return logins.rights(request, reads=reads) or node.clients.rights_of_strangers
     kind, _, token = given.partition(" ")
     return rights_of_token(request, node, token.strip() if kind.lower() == "bearer" else None)
 
@@ -347,15 +347,15 @@ def rights_of_token(request: Request, node: Node, given: str | None) -> Rights:
     token = given or ""
     address = request.client.host if request.client else ""
     now = time.monotonic()
-    if wait := node.guesses.wait(address, token, now):
+    if wait := node.clients.guesses.wait(address, token, now):
         raise TokenError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
-    rights = None if given is None else node.tokens(token)
+    rights = None if given is None else node.clients.rights_of_token(token)
     if rights is None:
         error = TokenError("unauthorized", "the token is not known")
-        error.delay = node.guesses.failed_at(address, now)
+        error.delay = node.clients.guesses.failed_at(address, now)
         raise error
-    if not node.rights_of_strangers.is_open:
-        node.guesses.succeeded_at(address, token)
+    if not node.clients.rights_of_strangers.is_open:
+        node.clients.guesses.succeeded_at(address, token)
     return rights
 
 

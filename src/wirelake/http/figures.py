@@ -114,7 +114,7 @@ class Figures:
             sessions[session.dialect] = sessions.get(session.dialect, 0) + 1
         queues = heapq.nlargest(8, node.queues.all(), key=len)
         positions = node.engine.positions()
-        traffic = node.traffic
+        traffic = node.vitals.traffic
         return {
             **self._health(),
             "trouble": node.engine.trouble,
@@ -137,10 +137,10 @@ class Figures:
             "queries": {name: sum(lag.values()) for name, lag in self._ledger.lags().items()},
             "talkers": self._talkers(now),
             "counters": {
-                name: node.counters[name]
+                name: node.vitals.counters[name]
                 for name in ("received", "delivered", "slow_consumers", "protocol_errors")
             },
-            "events": list(node.events)[-5:],
+            "events": list(node.vitals.events)[-5:],
         }
 
     def _talkers(self, now: float) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ class Figures:
 
     async def rates(self, seconds: int) -> dict[str, Any]:
         """Rates by dialect of the latest seconds."""
-        traffic = self._node.traffic
+        traffic = self._node.vitals.traffic
         return await self._gate.ask(
             lambda: {"second": traffic.second, "dialects": traffic.rates(seconds)}
         )
@@ -255,7 +255,7 @@ class Figures:
         def ask() -> list[dict[str, Any]]:
             found = []
             for address in addresses:
-                for session in self._node.topic_subscribers(address):
+                for session in self._node.topics.subscribers(address):
                     found.append(_receiver(session, address))
             for session in self._node.sessions:
                 for name in session.consumes:
@@ -283,12 +283,12 @@ class Figures:
                 done = node.engine.statistics
                 commits = {"bounds": BOUNDS, "classes": list(done.classes), "seconds": done.seconds}
             return {
-                "events": list(node.events),
-                "errors": list(node.traffic.faults),
-                "counters": dict(node.counters),
+                "events": list(node.vitals.events),
+                "errors": list(node.vitals.traffic.faults),
+                "counters": dict(node.vitals.counters),
                 "latencies": {
-                    "delivery": node.traffic.deliveries.state(),
-                    "request": node.traffic.requests.state(),
+                    "delivery": node.vitals.traffic.deliveries.state(),
+                    "request": node.vitals.traffic.requests.state(),
                     **({"commit": commits} if commits else {}),
                 },
             }

@@ -64,7 +64,7 @@ class Gate:
             if done.exception() is not None:
                 told.set_exception(done.exception())
             else:
-                self.node.after(lambda: told.set_result(done.result()))
+                self.node.engine.after(lambda: told.set_result(done.result()))
 
         self._post(call)
         return await self._until_durable(asyncio.wrap_future(told))
@@ -86,7 +86,7 @@ class Gate:
     async def durable(self) -> None:
         """On the broker's loop: wait until all that was written so far is durable."""
         told: asyncio.Future[None] = self._loop.create_future()
-        self.node.after(lambda: None if told.done() else told.set_result(None))
+        self.node.engine.after(lambda: None if told.done() else told.set_result(None))
         await told
 
     async def _until_durable(self, told: asyncio.Future[T]) -> T:

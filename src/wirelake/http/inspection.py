@@ -9,10 +9,12 @@ from typing import Any
 
 import msgspec
 
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import ProtocolError
 from wirelake.http.payloads import shown
-from wirelake.message import Flag, Limits, Message
-from wirelake.wire import DIALECTS, Feed, FrameTable, encoder
+from wirelake.message import Flag, Limits, Message, Op
+from wirelake.wire import FrameTable
 
 #: Bytes that are looked at, and messages in them that are told.
 MOST_BYTES = 1 << 20
@@ -84,7 +86,7 @@ def _described(table: FrameTable, row: int, base: int) -> dict[str, Any]:
     if message.flags:
         flags = " ".join(flag.name or "" for flag in Flag if flag & message.flags).lower()
         fields.append({"name": "flags", "value": flags})
-    return {**frame, "op": message.op, "fields": fields, "dialect": message.dialect}
+    return {**frame, "op": message.op.label, "fields": fields, "dialect": message.dialect}
 
 
 def translations(message: Message) -> list[dict[str, Any]]:
@@ -121,7 +123,7 @@ def _lost(message: Message, read: Message) -> list[str]:
 def _translated(message: Message, dialect: str) -> dict[str, Any]:
     told: dict[str, Any] = {"dialect": dialect}
     table = FrameTable(1)
-    table.fill([msgspec.structs.replace(message, op="publish")], message.dialect)
+    table.fill([msgspec.structs.replace(message, op=Op.PUBLISH)], message.dialect)
     writer = encoder(dialect, client=False)
     writer.origin = message.source.encode()
     frames = bytes(writer.encode(table))

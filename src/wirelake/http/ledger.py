@@ -2,7 +2,7 @@
 
 Both are entries of the engine's data store under reserved keys, which no client can write:
 `$producer/<name>` and `$progress/<query>`. Everything here is called on the broker's thread, and
-durable when `Node.after` says so.
+durable when `Engine.after` says so.
 
 **Producers.** A producer numbers its batches; one whose number is done is not published again. The
 number of the batch that is being published is written first, with the ends of the log at that time:

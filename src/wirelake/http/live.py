@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from wirelake.broker.local import FORM, LocalLink, LocalSession
+from wirelake.dialects.codec import scanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.http.exchange import as_json, require
 from wirelake.http.gate import Gate
 from wirelake.http.payloads import shown as as_payload
-from wirelake.wire import FrameTable, scanner
+from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
-    from wirelake.broker.flow import Policy
+    from wirelake.broker.endpoint import Endpoint, Policy
     from wirelake.broker.node import Node
     from wirelake.broker.rights import Rights
-    from wirelake.broker.session import Session
 
 #: Streams at a time.
 MOST_LIVE = 128
@@ -79,7 +79,7 @@ class _Tail(LocalSession):
         self,
         data: bytes | memoryview,
         policy: Policy = "disconnect",
-        sender: Session | None = None,
+        sender: Endpoint | None = None,
     ) -> None:
         """Keep frames for the page, if there is room."""
         with self._lock:
@@ -89,7 +89,7 @@ class _Tail(LocalSession):
             dialect = sender.dialect if sender is not None else ""
             peer = sender.link.peer if sender is not None else ""
             source = sender.client_id if sender is not None else ""
-            moment = self.node.timestamp(self.node.now)
+            moment = self.node.vitals.timestamp(self.node.vitals.now)
             self._chunks.append(_Chunk(bytes(data), dialect, source, peer, moment))
             self._waiting += len(data)
 
@@ -142,7 +142,7 @@ class Live:
                 if filter in self._node.queues:
                     text = f"{filter} is a queue: the page Queues shows what is in it"
                     raise RefusedError("conflict", text)
-                self._node.subscribe(self._session, filter, now)
+                self._node.topics.subscribe(self._session, filter, now)
         except RefusedError:
             self._session.lost("refused")
             raise

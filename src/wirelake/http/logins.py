@@ -71,15 +71,15 @@ class Logins:
         Where no tokens are configured nobody needs a login, so a cookie of former days is ignored.
         """
         cookie = _cookie(request)
-        if not cookie or self._node.rights_of_strangers.is_open:
+        if not cookie or self._node.clients.rights_of_strangers.is_open:
             return None
         login, now = self._logins.get(cookie), time.monotonic()
         if login is not None and now - login.used <= self._idle:
-            if login.rights not in self._node.all_rights:  # the tokens were configured anew
-                current = self._node.succeeding_rights(login.rights)
+            if login.rights not in self._node.clients.all_rights:  # the tokens were configured anew
+                current = self._node.clients.current_rights(login.rights)
                 if current is not None and current.key:
                     login.rights = current
-            if login.rights in self._node.all_rights:
+            if login.rights in self._node.clients.all_rights:
                 login.used = now
                 return login
         self._logins.pop(cookie, None)

@@ -87,7 +87,7 @@ def snapshot(node: Node, ledger: Ledger) -> Snapshot:
             "failures": done.failures,
         }
     return Snapshot(
-        counters=Counter(node.counters),
+        counters=Counter(node.vitals.counters),
         sessions=Counter(session.dialect for session in node.sessions),
         waiting=sum(session.link.buffered for session in node.sessions),
         paused=sum(1 for session in node.sessions if session.waits_for),

@@ -28,8 +28,9 @@ import pyarrow.compute as pc
 
 from wirelake.broker.local import DIALECT, LocalLink, LocalSession
 from wirelake.broker.node import Node
-from wirelake.broker.queues import DELAY, MESSAGE_OVERHEAD
+from wirelake.broker.queue import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
+from wirelake.dialects.codec import Feed
 from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import CutOffError, as_json, require
@@ -37,12 +38,11 @@ from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
 from wirelake.http.rows import CHUNK, Rows
 from wirelake.message import Message
-from wirelake.wire import Feed, FrameTable
+from wirelake.wire import FrameTable
 from wirelake.wire.arrow import from_arrow
 
 if TYPE_CHECKING:
-    from wirelake.broker.flow import Policy
-    from wirelake.broker.session import Session
+    from wirelake.broker.endpoint import Endpoint, Policy
 
 #: How often a comment is sent on a silent event stream, so that either end sees the other live.
 KEEP_ALIVE = 15.0
@@ -70,9 +70,9 @@ class Publisher:
             if message.source:
                 self._node.clients.check_request(rights, message.source, time.monotonic())
             with _Sender(self._node, rights, peer, message.source) as sender:
-                self._node.check_publish(sender.session, message.address)
+                self._node.topics.check_publish(sender.session, message.address)
                 self._node.capture.check_disk()
-                self._node.publish_message(sender.session, message, time.monotonic())
+                self._node.router.publish_message(sender.session, message, time.monotonic())
                 await sender.wait()
                 sender.check()
                 await self._gate.durable()
@@ -184,7 +184,7 @@ class _Sender:
         self._node.capture.check_disk()
         delayed = False
         for address, count in rows.counts.items():
-            self._node.check_publish(self.session, address)
+            self._node.topics.check_publish(self.session, address)
             if address in self._node.queues:
                 _check_room(self._node, address, count, rows.sizes[address])
                 delayed = True
@@ -195,7 +195,7 @@ class _Sender:
         """Publish rows, in one turn."""
         from_arrow(batch, table)
         table.dialect = DIALECT
-        self._node.publish(self.session, table, 0, table.count, time.monotonic())
+        self._node.router.publish(self.session, table, 0, table.count, time.monotonic())
         table.release()
         self._node.capture.hold_back(self.session)
 
@@ -253,11 +253,11 @@ class _Subscriber(LocalSession):
         self,
         data: bytes | memoryview,
         policy: Policy = "disconnect",
-        sender: Session | None = None,
+        sender: Endpoint | None = None,
     ) -> None:
         """Send frames."""
         if self.link.is_open:  # type: ignore[attr-defined]  # it is a LocalLink
-            note: dict[str, object] = {"time": self.node.timestamp(self.node.now)}
+            note: dict[str, object] = {"time": self.node.vitals.timestamp(self.node.vitals.now)}
             if sender is not None:
                 note["dialect"] = sender.dialect
                 if sender.client_id:
@@ -298,7 +298,7 @@ class Events:
                 if filter in self._node.queues:
                     text = f"{filter} is a queue: it is consumed on the wire, or peeked at here"
                     raise RefusedError("conflict", text)
-                self._node.subscribe(self._session, filter, now)
+                self._node.topics.subscribe(self._session, filter, now)
         except RefusedError:
             self._session.lost("refused")
             raise
@@ -345,7 +345,7 @@ class Reader:
 
     def __init__(self, node: Node, rights: Rights, peer: str) -> None:
         """On the broker's thread: begin, unless the rights changed since the request came."""
-        if rights not in node.all_rights:
+        if node.clients.current_rights(rights) is not rights:
             raise RefusedError("unauthorized", "the rights of this token have changed")
         self._session = LocalSession(node, LocalLink(peer, bool), rights, time.monotonic())
 

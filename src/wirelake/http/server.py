@@ -73,7 +73,7 @@ class HttpServer:
     async def start(self) -> str:
         """Listen; the URL where."""
         is_local = _is_local(self._host)
-        if not is_local and not self._insecure and self._node.rights_of_strangers.admin:
+        if not is_local and not self._insecure and self._node.clients.rights_of_strangers.admin:
             raise ConfigError(
                 "http",
                 f"{self._host} can be reached from other machines and no tokens are configured;"

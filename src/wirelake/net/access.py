@@ -25,7 +25,11 @@ class Access:
         self.strangers = Rights("stranger") if tokens else all_rights()
         self._by_hash = [(token.hash, _rights(token)) for token in tokens]
         self._by_name = {rights.name: rights for _, rights in self._by_hash}
-        self.all = [self.strangers, *self._by_name.values()]
+
+    @property
+    def all(self) -> list[Rights]:
+        """All rights that are in force, those of strangers first."""
+        return [self.strangers, *self._by_name.values()]
 
     def of_token(self, token: str) -> Rights | None:
         """The rights of whoever has this token, None where it is not known."""

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, cast
 
 from wirelake.broker.budget import OVERHEAD
 from wirelake.broker.peers import Peers
+from wirelake.broker.session import begin_session
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import detect
 from wirelake.errors import ProtocolError
 from wirelake.net.descriptors import Descriptors
-from wirelake.wire import detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,9 +58,6 @@ LINGER = 0.5
 #: For so long what was written last may take to go out, once a connection is to end (seconds).
 FLUSH = 10.0
 
-#: The families whose clients introduce themselves before anything else (spec: mfp 2, tmq 1).
-_WITH_HANDSHAKE = ("mfp", "tmq")
-
 log = logging.getLogger("wirelake.net")
 
 
@@ -75,16 +74,18 @@ class Hub:
         self.buffer = memoryview(bytearray(READ))
         self.connections: set[Connection] = set()
         self.emptied = asyncio.Event()  # set when the last of them has gone
-        self.descriptors = Descriptors(lambda text: node.event("descriptors", "the system", text))
+        self.descriptors = Descriptors(
+            lambda text: node.vitals.event("descriptors", "the system", text)
+        )
         self.rights_of_certificate: Callable[[str], Rights | None] = lambda name: None
 
     def refuse(self, peer: str, limit: str, now: float) -> None:
         """Count a connection that was refused, and tell operators now and then."""
-        self.node.counters["refused_connections"] += 1
+        self.node.vitals.counters["refused_connections"] += 1
         self._refused += 1
         if now - self._told >= TELL_EVERY:
             text = f"{limit} allows no more; {self._refused} refused since the last time"
-            self.node.event("connections_refused", peer, text)
+            self.node.vitals.event("connections_refused", peer, text)
             self._refused, self._told = 0, now
 
 
@@ -112,9 +113,9 @@ class Unfinished:
         worst = max(self._by, key=lambda one: self._by[one] * (now - one.since + 0.001))
         size = self._by[worst]
         self._held -= self._by.pop(worst)
-        self._node.counters["unfinished_closed"] += 1
+        self._node.vitals.counters["unfinished_closed"] += 1
         text = f"closed with {size} bytes of a frame, as limits.unfinished is {self.most} bytes"
-        self._node.event("unfinished_frames", worst.peer, text)
+        self._node.vitals.event("unfinished_frames", worst.peer, text)
         worst.end("too much is unfinished")
 
 
@@ -218,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._ended is not None:
             return
         self._heard = now = time.monotonic()
-        self._hub.node.counters["bytes_in"] += nbytes
+        self._hub.node.vitals.counters["bytes_in"] += nbytes
         total = self._filled + nbytes
         if self._rest is None or not self._large:
             self._take(self._hub.buffer[:total], now)
@@ -266,7 +267,7 @@ class Connection(asyncio.BufferedProtocol):
             self._keep(data, 0, 0, now)
         else:
             used = session.receive(data, now)
-            self._hub.node.traffic.deliveries.add(time.monotonic() - now)
+            self._hub.node.vitals.traffic.deliveries.add(time.monotonic() - now)
             self._keep(data, used, 0 if self._is_held() else session.scanner.need, now)
 
     def _keep(self, data: memoryview, used: int, need: int, now: float) -> None:
@@ -296,18 +297,20 @@ class Connection(asyncio.BufferedProtocol):
         try:
             dialect = detect(data, self._family)
         except ProtocolError as error:
-            node.counters["protocol_errors"] += 1
-            node.traffic.fault(self.peer, error, data, error.offset, node, secret=True)
+            node.vitals.counters["protocol_errors"] += 1
+            secret = not node.clients.rights_of_strangers.is_open
+            when = node.vitals.timestamp(now)
+            node.vitals.traffic.fault(self.peer, error, data, error.offset, when, secret=secret)
             log.warning("%s: %s", self.peer, error)
             self.write(error.answer)
             self.close()
             return None
         if dialect is not None:
-            self.session = node.session(self, dialect, now)
+            self.session = begin_session(node, self, dialect, now)
             if self.certificate:
                 self.session.token = f"certificate:{self.certificate}"
                 rights = self._hub.rights_of_certificate(self.certificate)
-                self.session.rights = rights or node.rights_of_strangers
+                self.session.rights = rights or node.clients.rights_of_strangers
                 if rights is not None:
                     self.session.authenticated()
         return self.session
@@ -323,7 +326,7 @@ class Connection(asyncio.BufferedProtocol):
         It may have closed altogether, which looks the same from here, so it is sent nothing new.
         """
         if self._rest is not None:
-            self._hub.node.counters["torn_frames"] += 1
+            self._hub.node.vitals.counters["torn_frames"] += 1
             log.info("%s: hung up inside a frame, after %d bytes of it", self.peer, self._filled)
         self._leave("closed by the client")
         return False
@@ -399,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes | memoryview) -> None:
         """Send these bytes after all that was written before."""
         if self._ended is None and data:
-            self._hub.node.counters["bytes_out"] += len(data)
+            self._hub.node.vitals.counters["bytes_out"] += len(data)
             self._written += len(data)
             if self._outbox is None:
                 if len(data) <= PART and not self._stalled:
@@ -492,7 +495,7 @@ class Connection(asyncio.BufferedProtocol):
             reason += f" {patience:g} s it must have {rate} bytes a second (limits.min_rate)"
         else:
             return
-        self._hub.node.counters[f"timeouts.{awaited}"] += 1
+        self._hub.node.vitals.counters[f"timeouts.{awaited}"] += 1
         log.warning("%s: closed: %s", self.peer, reason)
         self.end("it sent nothing for too long")
 
@@ -500,7 +503,8 @@ class Connection(asyncio.BufferedProtocol):
         """What the client has begun and not finished, if so."""
         if self.session is None:
             return "handshake"
-        if not self.session.client_id and self.session.dialect.startswith(_WITH_HANDSHAKE):
+        introduces = DIALECTS[self.session.dialect].introduces_itself
+        if introduces and not self.session.client_id:
             return "handshake"
         return "frame" if self._rest is not None else ""
 

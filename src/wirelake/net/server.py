@@ -18,7 +18,6 @@ import msgspec
 
 from wirelake.broker.local import LocalSession
 from wirelake.broker.node import Node
-from wirelake.broker.quotas import Quotas
 from wirelake.config import Listener, QueueSettings, Settings
 from wirelake.engine.base import Engine
 from wirelake.engine.memory import MemoryEngine
@@ -113,7 +112,7 @@ class Server:
         node.limits = Limits(
             message=limits.message, headers=limits.headers, sequence=limits.sequence
         )
-        node.quotas = Quotas(**msgspec.structs.asdict(settings.quotas))
+        node.quotas.change(**msgspec.structs.asdict(settings.quotas))
         node.limits_of_strangers = node.limits
         if settings.tokens:
             node.limits_of_strangers = replace(
@@ -140,7 +139,7 @@ class Server:
         for queue in settings.queues:
             self._declare(queue)
         node.services.timeout = settings.request_timeout
-        node.prepare_mfp(os.urandom(8), split=settings.mfp.oversize == "split")
+        node.router.prepare_encoders(os.urandom(8), split=settings.mfp.oversize == "split")
         self._admit(access)
 
     def _declare(self, queue: QueueSettings) -> None:
@@ -152,10 +151,10 @@ class Server:
     def _admit(self, access: Access) -> None:
         """Let these rights be in force, for the clients that are here too."""
         node = self.node
-        node.tokens = access.of_token
-        node.rights_of_strangers = access.strangers
-        node.all_rights = access.all
-        node.succeeding_rights = access.succeeding
+        node.clients.rights_of_token = access.of_token
+        node.clients.rights_of_strangers = access.strangers
+        node.clients.current_rights = access.succeeding
+        node.clients.all_rights = access.all
         self._hub.rights_of_certificate = access.of_certificate
         for connection in list(self._hub.connections):
             session = connection.session
@@ -167,15 +166,15 @@ class Server:
                 connection.end("its rights have changed")
             else:
                 session.rights = rights
-        for session in list(node.sessions):
-            if isinstance(session, LocalSession):
-                rights = access.succeeding(session.rights)
-                if rights is None or loses(session.rights, rights):
-                    log.info("%s: ended: its rights have changed", session.link.peer)
-                    session.revoke()
+        for local in list(node.sessions):
+            if isinstance(local, LocalSession):
+                rights = access.succeeding(local.rights)
+                if rights is None or loses(local.rights, rights):
+                    log.info("%s: ended: its rights have changed", local.link.peer)
+                    local.revoke()
                 else:
-                    session.rights = rights
-        node.forget_routes()
+                    local.rights = rights
+        node.topics.forget_all()
 
     async def start(self) -> list[Listener]:
         """Listen; the listeners as they are, with the ports that were given out."""

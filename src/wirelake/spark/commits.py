@@ -133,12 +133,17 @@ class Table:
     def _evolve(self, schema: pa.Schema) -> None:
         """Add columns; what is there stays as it is."""
         there = {field.name: field.type for field in self.schema}
+        spelled = {name.lower(): name for name in there}
         for field in schema:
             if there.get(field.name, field.type) != field.type:
                 text = (
-                    f"{self.storage.uri} has {field.name} as {there[field.name]}, not {field.type}"
+                    f"{self.storage.uri} has {field.name} as {there[field.name]}, not "
+                    f"{field.type}; columns can be added to a table, but not changed"
                 )
                 raise ConfigError("--table", text)
+            if spelled.get(field.name.lower(), field.name) != field.name:
+                text = f"{self.storage.uri} has {spelled[field.name.lower()]}, not {field.name}"
+                raise ConfigError("--table", f"{text}; capitals make no difference in a table")
         missing = [field.with_nullable(True) for field in schema if field.name not in there]
         if missing:
             with delta_errors(self.storage):
@@ -161,11 +166,6 @@ class Table:
     def partition_by(self) -> tuple[str, ...]:
         """The columns that name its folders."""
         return tuple(self._table.metadata().partition_columns)
-
-    def uris(self) -> list[str]:
-        """Its files: absolute paths, or addresses in a store."""
-        with delta_errors(self.storage):
-            return list(self._table.file_uris())
 
     def files(self) -> list[Written]:
         """Its files, as commits know them, the oldest first."""

@@ -21,12 +21,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import accumulate, islice
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import detect
 from wirelake.errors import ConfigError, ProtocolError
 from wirelake.spark import direct, table
 from wirelake.spark.append_only import AppendOnly
@@ -34,10 +35,9 @@ from wirelake.spark.commits import Table
 from wirelake.spark.files import TableWriter, Target, Written
 from wirelake.spark.flows import Fault, Found, Ports, find_in_packets
 from wirelake.spark.pcap import is_pcap
-from wirelake.spark.rows import ERRORS, FOLDERS, ROWS, sift, with_folders
+from wirelake.spark.rows import ERRORS, FOLDERS, errors, sift, with_folders
 from wirelake.spark.session import progress
 from wirelake.spark.spans import (
-    WITH_TOPIC,
     Index,
     Span,
     State,
@@ -48,7 +48,7 @@ from wirelake.spark.spans import (
     whole,
 )
 from wirelake.spark.storage import Storage
-from wirelake.wire import detect
+from wirelake.spark.typed import NEEDS_DELTA, Columns, Typed, table_schema
 
 #: Bytes that one task decodes, about.
 STEP = 64 << 20
@@ -110,8 +110,11 @@ class Place:
     errors: str = ""  # the side table; "": beside the table
     partition_by: tuple[str, ...] = ()
     storage: Mapping[str, str] = field(default_factory=dict)
+    schemas: tuple[Typed, ...] = ()  # of payloads, by filter
 
     def __post_init__(self) -> None:
+        if self.schemas and self.format != "delta":
+            raise ConfigError("--schema", NEEDS_DELTA)
         if self.format not in ("delta", "parquet"):
             raise ConfigError("--format", f"{self.format!r} is neither delta nor parquet")
         for name in self.partition_by:
@@ -137,37 +140,29 @@ def decode(
     Both are committed once everything is written, the side table first; so a run that dies before
     leaves the table as it was.
     """
-    rows = _sink(place, Storage.of(place.table, place.storage), ROWS, place.partition_by)
+    schema = table_schema(place.schemas)
+    rows = _sink(place, Storage.of(place.table, place.storage), schema, place.partition_by)
     plans = find(spark, files, options)
     parts = [part for each in plans for part in each.parts]
     side = Target(Storage.of(place.side, place.storage), ERRORS)
     try:
         with progress(spark, "decode"):
             works = [
-                DecodePart(part, rows.target, side, rows.name(k)) for k, part in enumerate(parts)
+                DecodePart(part, rows.target, side, rows.name(k), place.schemas)
+                for k, part in enumerate(parts)
             ]
             done = direct.run(spark, works)
     except BaseException:
         rows.give_up()
         raise
-    now = datetime.now(UTC)
-    faults = _errors([(*fault, now) for each in plans for fault in each.faults])
     writer = TableWriter(side, f"decode-{uuid.uuid4().hex}")
-    writer.write(faults)
+    writer.write(errors(fault for each in plans for fault in each.faults))
     written = [file for _, bad in done for file in bad] + writer.close()
     if written or (overwrite and _is_there(side.storage)):
         _sink(place, side.storage, ERRORS).commit(written, overwrite=overwrite)
     rows.commit([file for good, _ in done for file in good], overwrite=overwrite)
     bad = sum(file.rows for file in written)
     return Result(sum(each.messages for each in plans), bad)
-
-
-def _errors(values: list[tuple[str, int, str, str, bytes, datetime]]) -> pa.Table:
-    columns = list(zip(*values, strict=True)) or [()] * len(ERRORS)
-    return pa.Table.from_arrays(
-        [pa.array(list(one), field.type) for one, field in zip(columns, ERRORS, strict=True)],
-        schema=ERRORS,
-    )
 
 
 def _is_there(storage: Storage) -> bool:
@@ -182,17 +177,21 @@ class DecodePart:
     target: Target
     side: Target
     name: str
+    schemas: tuple[Typed, ...] = ()
 
     def run(self) -> tuple[list[Written], list[Written]]:
         """Write the files of the table and of the side table."""
         writer = TableWriter(self.target, self.name)
-        errors = TableWriter(self.side, f"{self.name}-bad" if self.name else "")
+        side = TableWriter(self.side, f"{self.name}-bad" if self.name else "")
+        columns = Columns(self.schemas)
         for place, batch in decoded(self.part):
             good, bad = sift(pa.Table.from_batches([batch]))
-            if bad is not None:
-                errors.write(self._placed(bad, place))
+            good, misfits = columns.add(good)
+            for each in (bad, misfits):
+                if each is not None:
+                    side.write(self._placed(each, place))
             writer.write(with_folders(good))
-        return writer.close(), errors.close()
+        return writer.close(), side.close()
 
     def _placed(self, bad: pa.Table, place: int) -> pa.Table:
         """Bad messages as the side table has them: the file, and where their stretch begins."""
@@ -385,7 +384,7 @@ def look(capture: Capture, k: int, count: int, options: Options) -> Plan | Index
         with suppress(OSError, ProtocolError):  # `plan` says what is wrong
             data = contents(capture.path)
             dialect = None if is_pcap(data) else options.dialect or detect(data)
-            if dialect is not None and dialect not in WITH_TOPIC:
+            if dialect is not None and not DIALECTS[dialect].has_topic_frames:
                 dump = whole(data, options.time)
                 return index_stretch(dump, State(dialect), options.step, k, count)
     return plan(capture, options) if k == 0 else None

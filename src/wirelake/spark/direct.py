@@ -10,6 +10,8 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -21,8 +23,10 @@ from wirelake.spark.session import spare_garbage_collector, spark_errors
 FORMAT = "wirelake-work"
 
 _SCHEMA = "number int, result binary"
-#: One run at a time registers its works and has Spark look at them.
-_registering = threading.Lock()
+#: Names of formats that no run uses at the moment.
+_free: list[str] = []
+_numbers = count()
+_naming = threading.Lock()
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -40,13 +44,27 @@ def run(spark: SparkSession, works: Sequence[Work[R_co]]) -> list[R_co]:
         return []
     # A task gets its own work alone, as its partition.
     packed = [pickle.dumps(work) for work in works]
-    with spark_errors():
-        with _registering:
-            spark.dataSource.register(_source(packed))
-            planned = spark.read.format(FORMAT).load()
-        rows = planned.collect()
+    with spark_errors(), _name() as name:
+        spark.dataSource.register(_source(name, packed))
+        rows = spark.read.format(name).load().collect()
     found = {row["number"]: pickle.loads(row["result"]) for row in rows}
     return [found[number] for number in range(len(works))]
+
+
+@contextmanager
+def _name() -> Iterator[str]:
+    """A name for a format that no other run has at the same time.
+
+    A name is used again, as a session keeps all that is registered. Over Spark Connect a format is
+    looked up when rows are collected, so two runs must not share one.
+    """
+    with _naming:
+        name = _free.pop() if _free else f"{FORMAT}-{next(_numbers)}"
+    try:
+        yield name
+    finally:
+        with _naming:
+            _free.append(name)
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -57,13 +75,13 @@ def parallelism(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.default.parallelism", "8") or 8)  # over Connect
 
 
-def _source(packed: list[bytes]) -> type[DataSource]:
+def _source(format: str, packed: list[bytes]) -> type[DataSource]:
     class Works(DataSource):
         """One run's works; pickled with them when it is registered."""
 
         @classmethod
         def name(cls) -> str:
-            return FORMAT
+            return format
 
         def schema(self) -> str:
             return _SCHEMA

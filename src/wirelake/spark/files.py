@@ -156,13 +156,7 @@ class _File:
         else:
             self._stream = system.open_output_stream(f"{root}/{path}")
         rising = [name for name in _RISING if name in schema.names]
-        others = [
-            "headers.key_value.key" if name == "headers" else name
-            for name in schema.names
-            if name not in rising
-        ]
-        if "headers" in schema.names:
-            others.append("headers.key_value.value")
+        others = [leaf for one in schema if one.name not in rising for leaf in _leaves(one)]
         self._schema = schema
         self._writer = pq.ParquetWriter(
             self._stream,
@@ -191,6 +185,22 @@ class _File:
             _sync(self._draft)
             self._draft.replace(self._local)
         return Written(self._path, self._rows, self.size, values, self._bounds.text(self._rows))
+
+
+def _leaves(field: pa.Field, above: str = "") -> Iterator[str]:
+    """The columns that Parquet has for a field, by their paths."""
+    path = f"{above}{field.name}"
+    kind = field.type
+    if pa.types.is_struct(kind):
+        for one in kind:
+            yield from _leaves(one, f"{path}.")
+    elif pa.types.is_list(kind):
+        yield from _leaves(pa.field("element", kind.value_type), f"{path}.list.")
+    elif pa.types.is_map(kind):
+        yield from _leaves(pa.field("key", kind.key_type), f"{path}.key_value.")
+        yield from _leaves(pa.field("value", kind.item_type), f"{path}.key_value.")
+    else:
+        yield path
 
 
 def _sync(path: Path) -> None:

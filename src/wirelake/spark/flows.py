@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from wirelake.dialects import AUTO, DIALECTS, default_ports, families
+from wirelake.dialects.codec import detect
 from wirelake.errors import ConfigError, ProtocolError
 from wirelake.message import Op
 from wirelake.spark.pcap import Connection, Direction, Section, traffic
 from wirelake.spark.spans import Index, Pieces, State, index
-from wirelake.wire import DIALECTS, FrameTable, detect
+from wirelake.wire import FrameTable
 
 #: The default listeners (spec: README); None: the dialect is told from the first bytes.
-KNOWN_PORTS = {7700: None, 7701: "boson", 7702: "kobold", 22200: "tmq", 7777: "mfp"}
-FAMILIES = ("boson", "kobold", "tmq", "mfp")
+KNOWN_PORTS = {port: None if name == AUTO else name for name, port in default_ports().items()}
 
 #: Where reading could go on is looked for in so many segments, in so many bytes of each.
 _TRIES = 1000
@@ -40,17 +41,17 @@ class Ports:
         """Read `known`, `all`, or a list such as `7702,9000=kobold`."""
         if text in ("known", "all"):
             return Ports(all=text == "all")
-        families: dict[int, str | None] = {}
+        ports: dict[int, str | None] = {}
         for item in text.split(","):
             number, _, family = item.strip().partition("=")
             if not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
                 raise ConfigError(
                     "--ports", f"{item!r} is no port; known, all, or 7702,9000=kobold"
                 )
-            if family and family not in FAMILIES:
-                raise ConfigError("--ports", f"no family {family!r}; {', '.join(FAMILIES)}")
-            families[int(number)] = family or KNOWN_PORTS.get(int(number))
-        return Ports(families)
+            if family and family not in families():
+                raise ConfigError("--ports", f"no family {family!r}; {', '.join(families())}")
+            ports[int(number)] = family or KNOWN_PORTS.get(int(number))
+        return Ports(ports)
 
     def server(self, connection: Connection) -> int | None:
         """Which end of a connection is the server, if the connection is to be read."""
@@ -112,7 +113,7 @@ class _Conversation:
         sections = {side: self._connection.directions[side].sections() for side in sides}
         if not any(sections.values()):
             return
-        possible = [name for name in DIALECTS if name.startswith(family or "")]
+        possible = [one.name for one in DIALECTS.of_family(family or AUTO)]
         client = self._connection.directions[sides[0]]
         if dialect:
             possible = [dialect]
@@ -125,21 +126,23 @@ class _Conversation:
                 self._report(sides[0], sections[sides[0]][0].cells[0], error.reason, error.dialect)
                 return
             possible = [told]
-        little: bool | None = None
+        variant: str | None = None
         for side in sides:
-            state = self._read_direction(side, sections[side], possible, little)
+            state = self._read_direction(side, sections[side], possible, variant)
             if state is not None:
-                possible, little = [state.dialect], state.little
+                possible = [state.dialect]
+                if DIALECTS[state.dialect].shares_variant:
+                    variant = state.variant
 
     def _read_direction(
-        self, side: int, sections: list[Section], possible: list[str], little: bool | None
+        self, side: int, sections: list[Section], possible: list[str], variant: str | None
     ) -> State | None:
         """Find the messages of one direction; return the state at its end, if it is known then.
 
-        `little` is the byte order that the other direction has told, if it has.
+        `variant` is the dialect's that the other direction has told, if it has.
         """
         whole = _is_from_its_beginning(self._connection.directions[side], sections)
-        state = State(possible[0], little=little) if whole and len(possible) == 1 else None
+        state = State(possible[0], variant=variant) if whole and len(possible) == 1 else None
         lost = 0
         for number, section in enumerate(sections):
             pieces = Pieces(self._data, section.cells)
@@ -151,7 +154,7 @@ class _Conversation:
                     why = f"{section.missing} bytes are missing"
                 if lost:
                     why += f", and with them the end of a frame of which {lost} are here"
-                states = [State(name, begun=True, little=little) for name in possible]
+                states = [State(name, begun=True, variant=variant) for name in possible]
                 if state is not None:
                     states = [state]
                 hit = _resume(pieces, states)

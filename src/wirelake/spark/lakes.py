@@ -24,6 +24,7 @@ from wirelake.spark.files import FILE_BYTES, TableWriter, Target, Written
 from wirelake.spark.offsets import Log, Offsets, Range
 from wirelake.spark.rows import ERRORS, FOLDERS
 from wirelake.spark.storage import Storage
+from wirelake.spark.typed import NEEDS_DELTA, Typed, table_schema
 
 #: A table that gets no rows is told at most this often where its query is (seconds).
 NOTE_EVERY = 60.0
@@ -114,7 +115,7 @@ def lake(
     routes: Sequence[Route],
     side: Storage,
     query: str,
-    schema: pa.Schema,
+    schemas: Sequence[Typed] = (),
     *,
     format: str,
     partition_by: tuple[str, ...] = (),
@@ -125,7 +126,13 @@ def lake(
         if name not in FOLDERS:
             raise ConfigError("--partition-by", f"{name} is neither of {', '.join(FOLDERS)}")
     targets = [
-        Target(route.storage, schema, partition_by, file_bytes=file_bytes) for route in routes
+        Target(
+            route.storage,
+            table_schema(schemas, route.filters),
+            partition_by,
+            file_bytes=file_bytes,
+        )
+        for route in routes
     ]
     filters = [route.filters for route in routes]
     match format:
@@ -133,6 +140,8 @@ def lake(
             return DeltaLake(targets, filters, side, query)
         case "parquet" if len(routes) > 1:
             raise ConfigError("--route", "several tables need --format delta")
+        case "parquet" if schemas:
+            raise ConfigError("--schema", NEEDS_DELTA)
         case "parquet":
             return ParquetLake(targets[0], filters[0], side, query)
     text = f"{format!r} is neither delta nor parquet; for others, write a streaming query"

@@ -4,8 +4,8 @@ The driver plans batches, which are ranges of offsets; Spark's tasks read them f
 Arrow and write Parquet files; the driver commits the files. There is no streaming query and no
 checkpoint beside the table: the table itself says where to go on (`lakes`, `commits`).
 
-Rows that have no place in the table (a time that no calendar has, a text that is not UTF-8) go to
-the side table with the reason, as part of the same batch.
+Rows that have no place in the table (a time that no calendar has, a text that is not UTF-8, a
+payload that does not fit its schema) go to the side table with the reason, in the same batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,9 +29,10 @@ from wirelake.spark.compaction import FEW, Compactor
 from wirelake.spark.files import FILE_BYTES, TableWriter
 from wirelake.spark.lakes import Batch, DeltaLake, Lake, Output, Ready, Route, lake
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Log, Offsets, Range
-from wirelake.spark.rows import ERRORS, ROWS, matching, sift, with_folders
+from wirelake.spark.offsets import Log, Offsets, Range, query_name
+from wirelake.spark.rows import errors, matching, sift, with_folders
 from wirelake.spark.storage import Storage
+from wirelake.spark.typed import Columns, Typed
 
 #: Rows of the log in one batch at most.
 BATCH_ROWS = 4_000_000
@@ -69,6 +69,7 @@ class Options:
     query: str = ""  # "": after the table
     storage: Mapping[str, str] = field(default_factory=dict)
     routes: tuple[tuple[str, str], ...] = ()  # filters, and tables in the folder `table`
+    schemas: tuple[Typed, ...] = ()  # of payloads, by filter
     compact: bool = True
     few_files: int = FEW  # files of about one size that are made one
     file_bytes: int = FILE_BYTES
@@ -76,8 +77,7 @@ class Options:
     @property
     def name(self) -> str:
         """What the table and the broker call this query."""
-        name = self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}"
-        return re.sub("[^A-Za-z0-9._-]", "_", name)[:80]
+        return query_name(self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}")
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -127,11 +127,13 @@ class LandRanges:
     side: Output
     skip_lost: bool
     number: int
+    schemas: tuple[Typed, ...] = ()
 
     def run(self) -> Ready:
         """Write the files of all tables; nobody sees them yet."""
         writers = [self._writer(one) for one in self.tables]
-        errors = self._writer(self.side)
+        side = self._writer(self.side)
+        columns = Columns(self.schemas)
         rows = 0
         for one in self.ranges:
             read = self.client.read(
@@ -140,13 +142,15 @@ class LandRanges:
             for some in read:
                 rows += some.num_rows
                 good, bad = sift(some)
-                if bad is not None:
-                    errors.write(_from(bad, self.side.floor.get(one.partition, 0)))
+                good, misfits = columns.add(good)
+                for each in (bad, misfits):
+                    if each is not None:
+                        side.write(_from(each, self.side.floor.get(one.partition, 0)))
                 good = with_folders(good)
                 for output, writer in zip(self.tables, writers, strict=True):
                     wanted = _from(good, output.floor.get(one.partition, 0))
                     writer.write(matching(wanted, output.filters))
-        return Ready([writer.close() for writer in writers], errors.close(), rows)
+        return Ready([writer.close() for writer in writers], side.close(), rows)
 
     def _writer(self, output: Output) -> TableWriter:
         return TableWriter(output.target, f"{output.name}-{self.number}" if output.name else "")
@@ -214,7 +218,7 @@ class _Landing:
             options.tables(),
             Storage.of(options.table, options.storage).beside("_errors"),
             options.name,
-            ROWS,
+            options.schemas,
             format=options.format,
             partition_by=options.partition_by,
             file_bytes=options.file_bytes,
@@ -298,6 +302,7 @@ class _Landing:
                 side,
                 options.skip_lost,
                 number,
+                options.schemas,
             )
             for number, ranges in enumerate(batch.tasks)
         ]
@@ -320,10 +325,7 @@ class _Landing:
         lost = [one for one in self._lost if self.lake.side_floor.get(one[0], -1) <= one[1]]
         if not lost:
             return None
-        now = datetime.now(UTC)
-        columns = zip(*((f"log/{p}", at, why, "", b"", now) for p, at, why in lost), strict=True)
-        arrays = [pa.array(list(one), kind.type) for one, kind in zip(columns, ERRORS, strict=True)]
-        return pa.Table.from_arrays(arrays, schema=ERRORS)
+        return errors((f"log/{p}", at, why, "", b"") for p, at, why in lost)
 
     def _tell(self) -> None:
         """Tell the broker how far this is; landing goes on where that cannot be told."""

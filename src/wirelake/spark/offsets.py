@@ -12,7 +12,9 @@ name under which the broker shows its progress, so that it keeps that name when 
 
 from __future__ import annotations
 
+import heapq
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +35,11 @@ SHARED_ROWS = 100_000
 PATIENCE = 60.0
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def query_name(name: str) -> str:
+    """A query's name as broker and tables store it; that of landing a table is `land-TABLE`."""
+    return re.sub("[^A-Za-z0-9._-]", "_", name)[:80]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +105,7 @@ class Place:
             if key in ("log", "query"):
                 continue
             number = str(key)
-            if not (number.isascii() and number.isdecimal()) or type(offset) is not int:
+            if not is_number(number) or type(offset) is not int:
                 raise EngineError(f"{key!r}: {offset!r} is no offset of a partition")
             if offset < least:
                 raise EngineError(f"{offset} is no offset")
@@ -118,6 +125,11 @@ class Place:
 
 #: Where to begin or end: everywhere the same, or partition by partition.
 Bound = Literal["earliest", "latest"] | Place
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number without a sign, of 19 digits at most."""
+    return text.isascii() and text.isdecimal() and len(text) <= 19
 
 
 def micros(time: datetime) -> int:
@@ -220,21 +232,22 @@ def data_loss(partition: int, wanted: int, extent: Extent) -> EngineError:
     )
 
 
-def behind_latest(progress: Mapping[str, Any]) -> list[dict[str, str]]:
+def behind_latest(progress: Mapping[str, Any] | None) -> list[dict[str, str]]:
     """How far each source of a query is behind the end of its log, by Kafka's names.
 
-    `progress` is a query's `lastProgress`. The answer has a dict for each of its sources, in their
-    order, which is empty where the source is not ours. Spark lets no Python source put these
-    numbers into the progress's `metrics` itself.
+    `progress` is a query's `lastProgress`, None before its first batch. The answer has a dict for
+    each of its sources, in their order, which is empty where the source is not ours. Spark lets no
+    Python source put these numbers into the progress's `metrics` itself.
     """
     found: list[dict[str, str]] = []
-    for source in progress["sources"]:
+    for source in progress["sources"] if progress is not None else ():
         try:
             done, there = (
                 Place.parse(json.loads(one) if isinstance(one, str) else one)
                 for one in (source["endOffset"], source["latestOffset"])
             )
-            lags = [next - done.offsets[partition] for partition, next in there.offsets.items()]
+            read = done.offsets if done.is_in(there.log) else dict.fromkeys(there.offsets, 0)
+            lags = [next - read[partition] for partition, next in there.offsets.items()]
         except (ValueError, EngineError, KeyError):
             lags = []
         names = ("minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest")
@@ -298,20 +311,19 @@ def tasks(wanted: list[Range], at_least: int = 0, most: int = 0) -> list[tuple[R
     if at_least:
         room = min(room, sum(map(len, wanted)) // at_least)
     found: list[list[Range]] = []
-    left: list[int] = []  # room in each of the shared tasks
     shared: list[list[Range]] = []
+    taken: list[tuple[int, int]] = []  # a heap: the rows of each shared task, and its number
     for piece in sorted(pieces, key=len, reverse=True):
         size = len(piece)
         if 2 * size > room:  # nothing of its size fits beside it
             found.append([piece])
-            continue
-        place = next((n for n, free in enumerate(left) if free >= size), None)
-        if place is None:
-            place = len(left)
-            left.append(room)
-            shared.append([])
-        left[place] -= size
-        shared[place].append(piece)
+        elif taken and taken[0][0] + size <= room:  # the emptiest has room
+            rows, number = taken[0]
+            shared[number].append(piece)
+            heapq.heapreplace(taken, (rows + size, number))
+        else:
+            heapq.heappush(taken, (size, len(shared)))
+            shared.append([piece])
     return [
         tuple(sorted(some, key=lambda one: (one.partition, one.start))) for some in found + shared
     ]

@@ -16,7 +16,16 @@ from urllib.parse import urlsplit
 
 from wirelake.address import check_filter
 from wirelake.errors import ConfigError, EngineError, RefusedError
-from wirelake.spark.offsets import EARLIEST, LATEST, PATIENCE, Bound, Offsets, Place, micros
+from wirelake.spark.offsets import (
+    EARLIEST,
+    LATEST,
+    PATIENCE,
+    Bound,
+    Offsets,
+    Place,
+    is_number,
+    micros,
+)
 from wirelake.wire.arrow import SCHEMA
 
 #: How long a batch waits for `minOffsetsPerTrigger` rows at most (seconds), as Kafka's source does.
@@ -122,9 +131,11 @@ class Options:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Every filter that is read with, for the check of rights."""
+        """Every filter that is read with, for the check of rights; none: everything."""
         if self.assigned is None:
             return self.filters
+        if not all(self.assigned.values()):
+            return ()
         return tuple(dict.fromkeys(one for some in self.assigned.values() for one in some))
 
     def filters_of(self, partition: int) -> tuple[str, ...]:
@@ -224,7 +235,7 @@ def whole(options: Mapping[str, str], name: str) -> int:
     if name not in options:
         return 0
     text = options[name]
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**63):
+    if not (is_number(text) and 0 < int(text) < 2**63):
         raise ConfigError(name, f"{text!r} is no number from 1 on")
     return int(text)
 
@@ -346,7 +357,7 @@ def _times(options: Mapping[str, str], everywhere: str, by_partition: str) -> in
         raise ConfigError(by_partition, f"{text!r} is not {form}")
     times: Offsets = {}
     for partition, moment in given.items():
-        if not (partition.isascii() and partition.isdecimal()) or type(moment) not in (int, str):
+        if not is_number(partition) or type(moment) not in (int, str):
             raise ConfigError(by_partition, f"{text!r} is not {form}")
         times[int(partition)] = _time(by_partition, str(moment))
     return times

@@ -11,18 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from wirelake.dialects import DIALECTS
+from wirelake.message import printable
+
 Numbers = dict[str, Any]
 
-_COLOURS = {
-    "boson-text": "#4e79a7",
-    "boson-binary": "#76b7b2",
-    "mfp-1": "#f28e2b",
-    "kobold-1": "#59a14f",
-    "kobold-2": "#8cd17d",
-    "kobold-3": "#b6992d",
-    "tmq-1.00": "#b07aa1",
-    "tmq-1.01": "#e15759",
-}
+_COLOURS = {name: dialect.colour for name, dialect in DIALECTS.items()}
 _OTHER = "#9a9a9a"
 _NOTHING = "\u2013"
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -312,9 +306,8 @@ def _colour(dialect: str) -> str:
 
 
 def _text(value: str) -> str:
-    """Text that is nothing but text, whatever it is."""
-    seen = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in value)
-    return html.escape(seen)
+    """Text escaped for HTML, with nothing invisible in it."""
+    return html.escape(printable(value))
 
 
 def _when(time: str) -> str:

@@ -26,7 +26,7 @@ _PCAP = {
 }  # the byte order, and by what a fraction is divided to be microseconds
 _PCAPNG = b"\x0a\x0d\x0d\x0a"
 _BYTE_ORDERS = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
-_SECTION, _INTERFACE, _SIMPLE, _ENHANCED = 0x0A0D0D0A, 1, 3, 6
+_INTERFACE, _SIMPLE, _ENHANCED = 1, 3, 6
 _TIME_RESOLUTION, _TIME_OFFSET = 9, 14
 
 _NULL, _ETHERNET, _LOOP, _COOKED, _COOKED_2 = 0, 1, 108, 113, 276

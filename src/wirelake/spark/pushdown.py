@@ -26,7 +26,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from wirelake.address import has_wildcard, matches
+from wirelake.address import check_address, matches
+from wirelake.errors import RefusedError
 from wirelake.spark import offsets
 
 #: Addresses that are asked for by name at most; a query has room for a hundred parameters.
@@ -61,14 +62,15 @@ class Wanted:
                 return self._take_addresses({one for one in values if one is not None})
             case StringStartsWith(("address",), str(prefix)):
                 levels = prefix.rpartition("/")[0]
-                if levels and not subscribed and not levels.startswith("$"):
+                if _is_address(levels) and not subscribed and not levels.startswith("$"):
                     self.prefix = max(self.prefix, f"{levels}/#", key=len)
                 return False  # a filter ends at a level
         return self._take_bound(given)
 
     def _take_addresses(self, addresses: set[str]) -> bool:
-        # A name with a wildcard in it would be taken for a filter.
-        if len(addresses) > MOST_ADDRESSES or any(has_wildcard(one) for one in addresses):
+        # A name with a wildcard in it would be taken for a filter, and the broker would refuse what
+        # is no address at all.
+        if len(addresses) > MOST_ADDRESSES or not all(map(_is_address, addresses)):
             return False
         before = self.addresses
         self.addresses = frozenset(addresses if before is None else before & addresses)
@@ -100,6 +102,14 @@ class Wanted:
             )
             return found or None
         return subscribed or ((self.prefix,) if self.prefix else ())
+
+
+def _is_address(text: str) -> bool:
+    try:
+        check_address(text)
+    except RefusedError:
+        return False
+    return True
 
 
 def _number(path: tuple[str, ...], value: object) -> int | None:

@@ -26,7 +26,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.functions import arrow_udf
 
 from wirelake.client import Client, connect
-from wirelake.client.dialects import ABILITIES
+from wirelake.client.speech import can
+from wirelake.dialects import HOPS
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.spark import table
 from wirelake.spark.session import progress, spark_errors
@@ -95,8 +96,8 @@ def messages(spark: SparkSession, options: Options) -> DataFrame:
         until=options.until,
         filter=options.filter,
     )
-    has_hops = F.col("dialect").startswith("tmq")
-    same_unit = has_hops if options.to.startswith("tmq") else ~has_hops
+    has_hops = F.col("dialect").isin(list(HOPS))
+    same_unit = has_hops if options.to in HOPS else ~has_hops
     return rows.where(F.col("op").isin(*OPS)).withColumns(
         {
             "ttl": F.when(same_unit, F.col("ttl")).otherwise(0),
@@ -143,7 +144,7 @@ async def _publish(
                     sent, skipped = sent + stop - start - left_out, skipped + left_out
                     last, start = times[stop - 1], stop
                     told(Step(sent, skipped, total, last))
-            if "ping" in ABILITIES[client.dialect]:
+            if can(client.dialect, "ping"):
                 await client.ping()  # answered when the broker has read all that was sent before
     except RefusedError as error:
         text = f"{error.text or error.code}; {sent} of {total} messages were sent"

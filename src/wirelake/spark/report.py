@@ -22,6 +22,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from wirelake.dialects import DIALECTS
 from wirelake.spark.session import spark_errors
 
 #: Entries of a list at most, and steps of a timeline.
@@ -140,7 +141,8 @@ def _payloads(rows: DataFrame) -> Numbers:
 
 def _requests(timed: DataFrame) -> Numbers:
     """How long requests took, in all and by address."""
-    wants_answer = F.col("dialect").startswith("tmq") & (F.col("op") == "publish")
+    asking = [name for name, one in DIALECTS.items() if one.requests_by_publish]
+    wants_answer = F.col("dialect").isin(asking) & (F.col("op") == "publish")
     asks = (F.col("op") == "request") | wants_answer
     answers = F.col("op").isin("reply", "error")
     related = timed.where((F.col("correlation_id") != "") & (asks | answers))

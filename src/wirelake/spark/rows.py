@@ -7,12 +7,13 @@ characters keeps its safe characters and gets a checksum. `address` has it uncha
 
 A row has no place in the table if its time is not in the calendar or one of its texts is not UTF-8,
 since readers would refuse the file. Such rows go to a side table, `<table>_errors`, with the
-reason; so does what could not be read of a capture.
+reason; so does what could not be read of a capture, and rows whose payload does not fit its schema.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
 from zlib import crc32
@@ -44,6 +45,10 @@ ERRORS = pa.schema(
         pa.field("dialect", pa.string(), nullable=False),
         pa.field("excerpt", pa.binary(), nullable=False),  # the bytes there
         pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),  # when it was found
+        # Of a row whose payload does not fit: all that is needed to send it again.
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("address", pa.string()),
+        pa.field("payload", pa.binary()),
     ]
 )
 
@@ -52,6 +57,7 @@ EXCERPT = 64
 
 _SAFE_LEVEL = re.compile(r"[A-Za-z0-9.-][A-Za-z0-9._-]{0,63}")
 _ODD = re.compile("[^A-Za-z0-9._-]")
+_KEPT = ("timestamp", "address", "payload")
 _TEXTS = tuple(field.name for field in SCHEMA if pa.types.is_string(field.type))
 _END = round(datetime(9999, 12, 31, tzinfo=UTC).timestamp()) * 1_000_000
 
@@ -124,22 +130,7 @@ def sift(rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
                 reasons.setdefault(row, f"{_a(name)} that is not UTF-8")
     if not reasons:
         return rows, None
-    bad = sorted(reasons)
-    found = rows.take(pa.array(bad, pa.int64()))
-    now = datetime.now(UTC)
-    side = pa.Table.from_arrays(
-        [
-            pc.binary_join_element_wise("log", found.column("partition").cast(pa.string()), "/"),
-            found.column("offset"),
-            pa.array([reasons[row] for row in bad]),
-            found.column("dialect").cast(pa.string()),
-            pc.binary_slice(found.column("payload"), 0, EXCERPT),
-            pa.array([now] * len(bad), ERRORS.field("time").type),
-        ],
-        schema=ERRORS,
-    )
-    mask = pa.array([row not in reasons for row in range(rows.num_rows)])
-    good = rows.filter(mask)
+    good, side = set_aside(rows, reasons)
     # Dictionaries may still have what was bad.
     columns = [
         column.cast(column.type.value_type).dictionary_encode()
@@ -148,6 +139,43 @@ def sift(rows: pa.Table) -> tuple[pa.Table, pa.Table | None]:
         for column in good.columns
     ]
     return pa.table(columns, names=good.column_names), side
+
+
+def set_aside(
+    rows: pa.Table, reasons: Mapping[int, str], *, whole: bool = False
+) -> tuple[pa.Table, pa.Table]:
+    """The rows that there is no reason against, and the others as the side table has them.
+
+    `whole` says that the others are fine but for their payload, and are kept with it.
+    """
+    bad = sorted(reasons)
+    found = rows.take(pa.array(bad, pa.int64()))
+    kept = (
+        [found.column(name).cast(ERRORS.field(name).type) for name in _KEPT]
+        if whole
+        else [pa.nulls(len(bad), ERRORS.field(name).type) for name in _KEPT]
+    )
+    side = pa.Table.from_arrays(
+        [
+            pc.binary_join_element_wise("log", found.column("partition").cast(pa.string()), "/"),
+            found.column("offset"),
+            pa.array([reasons[row] for row in bad], pa.string()),
+            found.column("dialect").cast(pa.string()),
+            pc.binary_slice(found.column("payload"), 0, EXCERPT),
+            pa.array([datetime.now(UTC)] * len(bad), ERRORS.field("time").type),
+            *kept,
+        ],
+        schema=ERRORS,
+    )
+    mask = pa.array([row not in reasons for row in range(rows.num_rows)], pa.bool_())
+    return rows.filter(mask), side
+
+
+def errors(found: Iterable[tuple[str, int, str, str, bytes]]) -> pa.Table:
+    """Rows of the side table: file, offset, reason, dialect and excerpt of each."""
+    now = datetime.now(UTC)
+    values = [dict(zip(ERRORS.names, (*one, now), strict=False)) for one in found]
+    return pa.Table.from_pylist(values, ERRORS)
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:

@@ -63,10 +63,15 @@ def find_java() -> Path | None:
 
 
 def start(name: str, master: str = "", **settings: str) -> SparkSession:
-    """A session, the one of `spark-submit` where there is one; whoever starts it stops it."""
+    """A session, the one of `spark-submit` where there is one; whoever starts it stops it.
+
+    `master` may be a server of Spark Connect, `sc://host:15002`.
+    """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     builder = SparkSession.builder.appName(name)
-    if not submitted:
+    if master.startswith("sc://"):
+        builder = builder.remote(master)  # Java is there
+    elif not submitted:
         home = find_java()
         if home is None:
             raise ConfigError("JAVA_HOME", "Spark needs Java 17 or newer, and there is none")
@@ -142,7 +147,7 @@ def reason(error: Exception) -> str:
 def progress(spark: SparkSession, what: str) -> Iterator[None]:
     """Show how many tasks are done while Spark works, where somebody looks at it."""
     console = Console(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or getattr(spark, "_sc", None) is None:  # Connect tells nothing
         yield
         return
     done = threading.Event()

@@ -59,6 +59,8 @@ TOKEN = "WIRELAKE_TOKEN"
 BATCH_BYTES = 4 << 20
 #: Smaller batches are put together: each one costs Spark as much as a hundred rows or two.
 SMALL_BYTES = 64 << 10
+#: A value that all rows have is kept repeated, for the next batch, if it is no longer (bytes).
+LONGEST_REPEATED = 32
 #: From this many rows on, a query that reads all columns is told of the option `columns`.
 MANY_ROWS = 1_000_000
 
@@ -297,8 +299,9 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
     dictionaries = [chunk.dictionary for chunk in column.chunks]
     if all(len(one) == 1 for one in dictionaries) and not column.null_count:
         values = {one.view(pa.binary())[0].as_py() for one in dictionaries}  # maybe no UTF-8
-        if len(values) == 1:  # most columns have one value in all rows, and mostly the same
-            return _repeated(values.pop(), 1 << len(column).bit_length()).slice(0, len(column))
+        # Most columns have one value in all rows, and mostly the same.
+        if len(values) == 1 and len(value := values.pop()) <= LONGEST_REPEATED:
+            return _repeated(value, 1 << len(column).bit_length()).slice(0, len(column))
     return column.cast(column.type.value_type)
 
 

@@ -29,14 +29,12 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.codec import scanner
 from wirelake.errors import EngineError, ProtocolError
-from wirelake.message import Flag, Limits, Message, Op
-from wirelake.wire import FrameTable, Scanner, encoder, scanner
+from wirelake.message import Flag, Limits, Op
+from wirelake.wire import FrameTable, Scanner
 from wirelake.wire.arrow import to_arrow
-from wirelake.wire.boson_text import BosonTextScanner
-from wirelake.wire.kobold import KoboldScanner
-from wirelake.wire.mfp import MfpScanner
-from wirelake.wire.tmq import TmqScanner
 
 #: Rows of a batch at most, and bytes of frames in it as a rule.
 ROWS = 8192
@@ -50,10 +48,6 @@ PLACES = 4096
 PROBE = 1 << 20
 
 _TOPIC = int(Op.TOPIC).to_bytes(4, "little")
-#: The ops that tell TMQ's byte order: Hello, and the broker's answer to it.
-_TELLING = tuple(int(op).to_bytes(4, "little") for op in (Op.HELLO, Op.OK))
-#: Where a frame may depend on one before: whole streams only can be indexed.
-WITH_TOPIC = ("mfp-1", "boson-text")
 
 
 class Pieces:
@@ -139,24 +133,17 @@ class State:
 
     dialect: str
     begun: bool = False  # frames came before
-    inclusive: bool | None = None  # Kobold's lengths include themselves; None: not known yet
-    little: bool | None = None  # TMQ's numbers are little-endian; None: no Hello has told yet
+    variant: str | None = None  # of the dialect, as Kobold's `inclusive`; None: not known yet
     topic: bytes = b""
 
     def scanner(self) -> Scanner:
         """A scanner in this state."""
         made = scanner(self.dialect)
-        if self.begun and (self.inclusive is not None or self.dialect.startswith("tmq")):
-            # A first frame settles how lengths are read, and that no handshake comes any more.
-            ping = FrameTable(1)
-            ping.fill([Message(op="ping")])
-            writer = encoder(self.dialect)
-            writer.inclusive = bool(self.inclusive)
-            made.finish(writer.encode(ping), FrameTable(1))
-        if isinstance(made, MfpScanner | BosonTextScanner):
-            made.set_topic(self.topic)
-        if isinstance(made, TmqScanner) and self.little is not None:
-            made.set_order(self.little)
+        if self.begun:
+            made.resume()
+        if self.variant is not None:
+            made.set_variant(self.variant)
+        made.set_topic(self.topic)
         return made
 
 
@@ -228,18 +215,17 @@ def index(
     Those that begin in the bytes [start, until), if these are given; at `start` there is a frame.
     """
     reader = state.scanner()
-    primed = reader.offset
-    cuts: list[tuple[int, int, bytes, bool | None]] = [(start, 0, state.topic, state.little)]
+    cuts: list[tuple[int, int, bytes, str | None]] = [(start, 0, state.topic, state.variant)]
     fault: ProtocolError | None = None
     messages, end = 0, start
-    topic, little, more = state.topic, state.little, False
+    topic, variant, more = state.topic, state.variant, False
     try:
         for at, table in tables(reader, pieces, start, torn=torn):
             n = table.count
             begins = memoryview(table.frame_at)[:n]
             if until is not None and at + begins[n - 1] >= until:
                 n = bisect_left(begins, until - at)
-                little = _order_before(reader, table, n, little)
+                variant = _variant_before(reader, table, n, variant)
                 messages += n
                 end = at + begins[n]
                 break
@@ -252,20 +238,17 @@ def index(
                     break
                 begin = at + begins[row]
                 set_before = _topic_before(table, row, topic)
-                told_before = _order_before(reader, table, row, little)
+                told_before = _variant_before(reader, table, row, variant)
                 cuts.append((begin, messages + row, set_before, told_before))
                 due = begin + step
             topic = _topic_before(table, n, topic)
-            little = _order_before(reader, table, n, little)
+            variant = _variant_before(reader, table, n, variant)
             more = bool(table.flags[n - 1] & Flag.MORE)
             messages += n
             end = at + begins[n - 1] + table.frame_len[n - 1]
     except ProtocolError as error:
-        fault = ProtocolError(error.dialect, start + error.offset - primed, error.reason)
-    inclusive = state.inclusive
-    if isinstance(reader, KoboldScanner) and messages:
-        inclusive = reader.inclusive
-    later = replace(state, begun=True, inclusive=inclusive, little=little)
+        fault = ProtocolError(error.dialect, start + error.offset, error.reason)
+    later = replace(state, begun=True, variant=variant)
     spans = []
     # A sequence is handed out once its end is there: where a part is at fault, the rest is needed.
     bound = min(pieces.size, end + Limits().sequence) if more else end
@@ -273,7 +256,7 @@ def index(
         for (begin, first, set_before, told_before), (stop, following, *_) in zip(
             cuts, [*cuts[1:], (bound, messages, b"", None)], strict=True
         ):
-            begins_with = replace(later, topic=set_before, little=told_before) if first else state
+            begins_with = replace(later, topic=set_before, variant=told_before) if first else state
             spans.append(Span(begins_with, first, following - first, pieces.cut(begin, stop)))
     return Index(start, spans, messages, end, fault, replace(later, topic=topic))
 
@@ -301,9 +284,8 @@ def _after_first(dump: Pieces, state: State) -> State | None:
         return None
     if not table.count:
         return None
-    inclusive = reader.inclusive if isinstance(reader, KoboldScanner) else None
-    little = _order_before(reader, table, table.count, state.little)
-    return replace(state, begun=True, inclusive=inclusive, little=little)
+    variant = _variant_before(reader, table, table.count, state.variant)
+    return replace(state, begun=True, variant=variant)
 
 
 def _a_frame(dump: Pieces, at: int, state: State) -> int | None:
@@ -322,7 +304,7 @@ def _a_frame(dump: Pieces, at: int, state: State) -> int | None:
 def joined(found: Sequence[Index | None]) -> Index | None:
     """One index of several, up to a fault; None where one does not begin where another ends.
 
-    Nor may one have been read in another byte order than the one before has told.
+    Nor may one have been read as another variant than the one before has told.
     """
     made = found[0]
     for part in found[1:]:
@@ -330,7 +312,7 @@ def joined(found: Sequence[Index | None]) -> Index | None:
             break
         if part is None or part.start != made.end:
             return None
-        if part.spans and part.spans[0].state.little != made.state.little:
+        if part.spans and part.spans[0].state.variant != made.state.variant:
             return None
         before = made.messages
         spans = [replace(span, first=before + span.first) for span in part.spans]
@@ -340,20 +322,18 @@ def joined(found: Sequence[Index | None]) -> Index | None:
 
 def _topic_before(table: FrameTable, row: int, topic: bytes) -> bytes:
     """The topic that holds at a row, where `topic` held before the table."""
-    if table.dialect not in WITH_TOPIC:
+    if not DIALECTS[table.dialect].has_topic_frames:
         return topic
     # Ops are small numbers, so these four bytes cannot be parts of two of them.
     found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
     return topic if found < 0 else table.address(found // 4)
 
 
-def _order_before(reader: Scanner, table: FrameTable, row: int, little: bool | None) -> bool | None:
-    """The byte order that was told before a row, where `little` was before the table."""
-    if little is not None or not isinstance(reader, TmqScanner) or not reader.told:
-        return little
-    ops = memoryview(table.op)[:row].tobytes()
-    # Ops are small numbers, so these four bytes cannot be parts of two of them.
-    return reader.little if any(op in ops for op in _TELLING) else None
+def _variant_before(
+    reader: Scanner, table: FrameTable, row: int, variant: str | None
+) -> str | None:
+    """Return the variant that was told before a row, where `variant` was before the table."""
+    return variant if variant is not None else reader.variant_before(table, row)
 
 
 def batches(span: Span, data: memoryview, partition: int, offset: int) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ import base64
 from datetime import UTC, date, datetime
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from wirelake.errors import ConfigError
 from wirelake.spark import table
@@ -58,6 +58,10 @@ def for_people(value: Any) -> str:
             return as_utc(value).replace("+00:00", "Z")
         case dict():
             return ", ".join(f"{name}={for_people(one)}" for name, one in value.items())
+        case Row():
+            return for_people(value.asDict())
+        case list():
+            return f"[{', '.join(map(for_people, value))}]"
     return str(value)
 
 
@@ -72,6 +76,8 @@ def for_programs(value: Any) -> Any:
             return value.isoformat()
         case dict():
             return {str(name): for_programs(one) for name, one in value.items()}
+        case Row():
+            return for_programs(value.asDict())
         case list() | tuple():
             return [for_programs(one) for one in value]
         case None | bool() | int() | float() | str():

@@ -17,6 +17,7 @@ from typing import Any
 import cython
 import pyarrow as pa
 
+from wirelake.dialects import HOPS
 from wirelake.message import OP_LABELS, Op
 
 if cython.compiled:
@@ -123,6 +124,21 @@ def _constant(kind: pa.DataType, code: str, n: int, value: int) -> pa.Array:
     else:
         buffer = pa.py_buffer(array(code, [value]) * n)
     return pa.Array.from_buffers(kind, n, [None, buffer])
+
+
+@cython.cfunc
+def _alike(
+    data: cython.const[cython.uchar][::1],
+    one: cython.Py_ssize_t,
+    other: cython.Py_ssize_t,
+    n: cython.Py_ssize_t,
+) -> cython.bint:
+    """Are these n bytes the same in both places?"""
+    k: cython.Py_ssize_t
+    for k in range(n):
+        if data[one + k] != data[other + k]:
+            return False
+    return True
 
 
 @cython.final
@@ -486,7 +502,7 @@ class _Scatter:
 
     @cython.cfunc
     def _forget_hops(self) -> cython.int:
-        """TMQ's hop count is not a time in another dialect (decision 10)."""
+        """Forget ttls that count hops: they are no time in another dialect (decision 10)."""
         row: cython.Py_ssize_t
         starts: cython.const[cython.int][::1]
         data: cython.const[cython.uchar][::1]
@@ -496,8 +512,15 @@ class _Scatter:
         _, offsets, values = column.buffers()
         starts = _cells(offsets, "i")[column.offset : column.offset + self.n + 1]
         data = _cells(values, "B")
+        begin: cython.Py_ssize_t = 0
+        size: cython.Py_ssize_t = -1
+        hops: cython.bint = False
         for row in range(self.n):
-            if starts[row + 1] > starts[row] and data[starts[row]] == 116:
+            # Neighbours are mostly of one dialect: then its name was looked up already.
+            if starts[row + 1] - starts[row] != size or not _alike(data, begin, starts[row], size):
+                begin, size = starts[row], starts[row + 1] - starts[row]
+                hops = bytes(data[begin : begin + size]).decode() in HOPS
+            if hops:
                 self.table.ttl[row] = 0
         return 0
 

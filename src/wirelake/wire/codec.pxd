@@ -9,6 +9,7 @@ cdef class Scanner:
     cdef readonly bint again
     cdef public Py_ssize_t most_others
     cdef bint ended
+    cdef bint midway
     cdef long long max_message
     cdef int max_address
     cdef long long max_headers
@@ -23,14 +24,14 @@ cdef class Encoder:
     cdef readonly bint client
     cdef readonly dict skipped
     cdef Octets out
+    cdef Octets marked
     cdef public bytes origin
-    cdef public bint first
-    cdef public bint inclusive
-    cdef public bint little
+    cdef readonly str variant
     cdef public Py_ssize_t keep
     cdef bint own
     cdef bint hops
 
     cpdef object encode(self, FrameTable table, object rows=*)
     cdef int frame(self, FrameTable table, Py_ssize_t row) except -1
+    cdef int mark(self, Py_ssize_t at) except -1
     cdef int _row(self, FrameTable table, Py_ssize_t row) except -1

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import cython
 
+from wirelake.dialects import HOPS
 from wirelake.errors import ProtocolError
 from wirelake.message import Limits, Op
 
@@ -55,6 +56,7 @@ class Scanner:
         # 0: it does not.
         self.most_others = 0
         self.ended = False
+        self.midway = False
 
     def set_limits(self, limits: Limits) -> None:
         """Let these limits hold from the next frame on."""
@@ -125,6 +127,26 @@ class Scanner:
         self.again = self.again or used < len(data)
         return int(used)
 
+    def resume(self) -> None:
+        """Begin at a frame inside a stream, not at its beginning."""
+        self.midway = True
+
+    def variant(self) -> str | None:
+        """Return which variant of the dialect the stream uses, None while that is not known."""
+        return ""
+
+    def variant_before(self, table: FrameTable, row: int) -> str | None:
+        """Return what the rows of a table before this one have told of the variant."""
+        return self.variant()
+
+    def set_variant(self, variant: str) -> None:
+        """Read frames of this variant, as bytes told that this scanner has not seen."""
+        if variant:
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+
+    def set_topic(self, topic: bytes) -> None:
+        """Replace the address that frames without one have, where the dialect has such frames."""
+
     def start(self, table: FrameTable) -> cython.int:
         """Put into the side buffer what rows of this call may refer to."""
         return 0
@@ -156,21 +178,32 @@ class Encoder:
         self.client = client  # as a client sends, or as a broker delivers
         self.skipped: dict[str, int] = {}
         self.origin = b""  # the client that a broker delivers for; tmq says so
-        self.first = False  # is this the first receiver? tmq says that too
-        self.inclusive = False  # kobold's lengths include themselves (spec: kobold 1)
-        self.little = False  # tmq-1.01's numbers are little-endian (spec: tmq 2)
+        self.variant = ""
         self.own = False  # the rows being encoded were read from this same dialect
         self.hops = False  # their ttl is a hop count, not milliseconds (decision 10)
         self.keep = 1 << 20  # bytes of room that are kept for the next batch, at most
         self.out = Octets(4096)
+        self.marked = Octets(16)
+
+    def set_variant(self, variant: str) -> None:
+        """Write frames as a peer wants them that uses a variant of the dialect; "" is none."""
+        if variant:
+            raise ValueError(f"{self.dialect} has no variant {variant!r}")
+
+    def prepare(self, seed: bytes, *, split: bool) -> None:
+        """Say how new ids begin, and whether a payload that is too long is split, if that can be.
+
+        `seed` has eight bytes that no other encoder has.
+        """
 
     def encode(self, table: FrameTable, rows: Sequence[int] | None = None) -> memoryview:
         """The rows (all, or these) as one buffer of frames."""
         k: cython.Py_ssize_t
         chosen: cython.int[::1]
+        self.marked.size = 0
         table.read_headers()
         self.own = table.dialect == self.dialect
-        self.hops = table.dialect.startswith("tmq")
+        self.hops = table.dialect in HOPS
         if rows is None:
             for k in range(table.count):
                 self._row(table, k)
@@ -184,13 +217,75 @@ class Encoder:
 
     def _row(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
         mark: cython.Py_ssize_t = self.out.size
+        marks: cython.Py_ssize_t = self.marked.size
         status: cython.int = self.frame(table, row)
         if status:
             self.out.size = mark
+            self.marked.size = marks
             reason = SKIP_REASONS[status]
             self.skipped[reason] = self.skipped.get(reason, 0) + 1
         return 0
 
+    def mark(self, at: cython.Py_ssize_t) -> cython.int:
+        """Note that byte `at` of what is being encoded is each receiver's own."""
+        return self.marked.put_uint32(at)
+
+    def marks(self) -> bytes:
+        """Return where the last batch has bytes that are each receiver's own, for `stamp_…`."""
+        return bytes(self.marked.data[: self.marked.size])
+
     def frame(self, table: FrameTable, row: cython.Py_ssize_t) -> cython.int:
         """Append one row as a frame to `out`; return 0, or the reason it cannot be said."""
         raise TypeError("a dialect defines this")
+
+
+def stamp_bits(
+    frames: cython.const[cython.uchar][::1], marks: cython.const[cython.uchar][::1], bits: int
+) -> memoryview:
+    """Return a copy of frames in which each marked byte has these bits set."""
+    made = bytearray(frames)
+    out: cython.uchar[::1] = made
+    k: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    mask: cython.int = bits
+    for k in range(0, len(marks) - 3, 4):
+        at = _place(marks, k, len(made))
+        out[at] |= mask
+    return memoryview(made)
+
+
+def stamp_numbers(
+    frames: cython.const[cython.uchar][::1],
+    marks: cython.const[cython.uchar][::1],
+    numbers: Sequence[int],
+) -> memoryview:
+    """Return a copy of frames with a number of two bytes, big-endian, at each mark."""
+    made = bytearray(frames)
+    out: cython.uchar[::1] = made
+    k: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    number: cython.int
+    if 4 * len(numbers) != len(marks):
+        raise ValueError(f"{len(numbers)} numbers for {len(marks) // 4} marks")
+    for k in range(len(numbers)):
+        at = _place(marks, 4 * k, len(made) - 1)
+        number = numbers[k]
+        out[at] = (number >> 8) & 255
+        out[at + 1] = number & 255
+    return memoryview(made)
+
+
+@cython.cfunc
+@cython.exceptval(-1, check=False)
+def _place(
+    marks: cython.const[cython.uchar][::1], k: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    at: cython.Py_ssize_t = (
+        (cython.cast(cython.Py_ssize_t, marks[k]) << 24)
+        | (marks[k + 1] << 16)
+        | (marks[k + 2] << 8)
+        | marks[k + 3]
+    )
+    if at >= end:
+        raise IndexError(f"mark {at} of {end} bytes")
+    return at

@@ -17,7 +17,7 @@ cdef class FrameTable:
     cdef public int[::1] id_at, id_len, correlation_at, correlation_len
     cdef public int[::1] source_at, source_len, target_at, target_len
     cdef public int[::1] headers_at, headers_len
-    cdef public int[::1] content_type, priority, ttl
+    cdef public int[::1] content_type, priority, ttl, ticket
     cdef public long long[::1] sent
 
     cdef const unsigned char *address_p

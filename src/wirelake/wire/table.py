@@ -20,7 +20,7 @@ from typing import Any
 
 import cython
 
-from wirelake.message import OP_LABELS, Flag, Message, Op
+from wirelake.message import Flag, Message, Op
 
 if cython.compiled:
     from cython.cimports.wirelake.wire.octets import Octets, uint32
@@ -46,9 +46,9 @@ _COLUMNS = (
     "address_at", "address_len", "payload_at", "payload_len",
     "id_at", "id_len", "correlation_at", "correlation_len",
     "source_at", "source_len", "target_at", "target_len",
-    "headers_at", "headers_len", "content_type", "priority", "ttl",
+    "headers_at", "headers_len", "content_type", "priority", "ttl", "ticket",
 )  # fmt: skip
-_OPS = {label: code for code, label in enumerate(OP_LABELS)}
+_OPS = list(Op)
 
 
 @cython.final
@@ -76,6 +76,7 @@ class FrameTable:
             self.id_at, self.id_len, self.correlation_at, self.correlation_len,
             self.source_at, self.source_len, self.target_at, self.target_len,
             self.headers_at, self.headers_len, self.content_type, self.priority, self.ttl,
+            self.ticket,
         ) = columns  # fmt: skip
         self.sent = array("q", [0]) * capacity
         self.begin(None, "", b"")
@@ -151,6 +152,7 @@ class FrameTable:
         self.content_type[row] = 0
         self.priority[row] = 0
         self.ttl[row] = 0
+        self.ticket[row] = 0
         return 0
 
     def side_at(self) -> cython.int:
@@ -241,11 +243,12 @@ class FrameTable:
             content_type=self.content_type[row],
             priority=self.priority[row],
             ttl=self.ttl[row],
+            ticket=self.ticket[row],
             headers=self.headers(row),
             flags=_FLAGS[self.flags[row] & _PUBLIC_FLAGS],
             timestamp=timestamp,
             dialect=self.dialect,
-            op=OP_LABELS[self.op[row]],
+            op=_OPS[self.op[row]],
         )
 
     def messages(self, timestamp: int = 0) -> Iterator[Message]:
@@ -264,11 +267,12 @@ class FrameTable:
             self.blank(row)
             self.frame_at[row] = self.frame_len[row] = 0
             self.sent[row] = 0
-            self.op[row] = _OPS.get(message.op, Op.UNKNOWN)
+            self.op[row] = message.op
             self.flags[row] = message.flags
             self.content_type[row] = message.content_type
             self.priority[row] = message.priority
             self.ttl[row] = message.ttl
+            self.ticket[row] = message.ticket
             self.address_at[row], self.address_len[row] = self._keep(message.address)
             if len(batch) == 1 and len(message.payload) > _LARGE:  # which need not be copied
                 self.point("payload", message.payload)
@@ -289,7 +293,7 @@ class FrameTable:
     def answer(
         self, asked: FrameTable, rows: cython.const[cython.int][::1], op: cython.int
     ) -> None:
-        """Replace all rows by answers to rows of another table: their ids, and this op.
+        """Replace all rows by answers to rows of another table: their ids, tickets, and this op.
 
         An acknowledgement also repeats the address and the content type (spec: tmq 7).
         """
@@ -304,6 +308,7 @@ class FrameTable:
             self.blank(k)
             self.frame_at[k] = self.frame_len[k] = 0
             self.op[k] = op
+            self.ticket[k] = asked.ticket[row]
             self.id_at[k] = self.side_at()
             asked.put_id(self.side, row)
             self.id_len[k] = self.id_at[k] - self.side_at()

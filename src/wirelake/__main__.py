@@ -1,0 +1,5 @@
+"""`python -m wirelake`: the command line."""
+
+from wirelake.cli import main
+
+main()

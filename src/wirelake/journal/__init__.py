@@ -1,0 +1,1 @@
+"""What must survive: the journal's contract, and the journals that keep it."""

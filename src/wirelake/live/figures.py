@@ -1,0 +1,106 @@
+"""What `wirelake up` measures: the figures of `/metrics`, read once a second.
+
+Rows landed are the rows of the log less the pipeline's lag, because offsets count from 0 without
+gaps.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from wirelake.client.http import HttpClient
+from wirelake.errors import EngineError, RefusedError
+
+#: Seconds that the broker may take to answer.
+TIMEOUT = 5.0
+
+_FAULTS = {
+    "protocol_errors": "protocol errors",
+    "torn_frames": "torn frames",
+    "slow_consumers": "slow consumers",
+    "disk_waits": "waits for the disk",
+    "commit_failures": "failed commits",
+}
+_FAULTS_BY_REASON = ("refused", "dropped", "timeouts")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The broker's figures at one moment."""
+
+    at: float  # of the monotonic clock
+    clients: dict[str, int]
+    received: int
+    delivered: int
+    carried: int  # bytes, in and out
+    committed: int  # bytes
+    queues: dict[str, tuple[int, int]]  # messages ready, and messages held by consumers
+    log_bytes: int
+    log_rows: int  # written since the log began
+    lag: int | None  # rows not landed yet; None until the pipeline reports
+    faults: dict[str, int]
+    trouble: bool
+
+    @classmethod
+    def parse(cls, text: str, query: str, at: float) -> Figures:
+        """Parse the Prometheus text of `/metrics`; `query` is the pipeline's."""
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+
+        def total(name: str) -> int:
+            return int(sum(one.value for one in samples if one.name == f"wirelake_{name}"))
+
+        def by(name: str, label: str) -> dict[str, int]:
+            return {
+                one.labels[label]: int(one.value)
+                for one in samples
+                if one.name == f"wirelake_{name}"
+            }
+
+        held = by("queue_held", "queue")
+        lags = [
+            int(one.value)
+            for one in samples
+            if one.name == "wirelake_query_lag" and one.labels["query"] == query
+        ]
+        faults = {text: total(f"{name}_total") for name, text in _FAULTS.items()}
+        for kind in _FAULTS_BY_REASON:
+            for reason, count in by(f"{kind}_total", "reason").items():
+                faults[f"{kind}: {reason.replace('_', ' ')}"] = count
+        return cls(
+            at=at,
+            clients=by("clients", "dialect"),
+            received=total("received_total"),
+            delivered=total("delivered_total"),
+            carried=total("bytes_in_total") + total("bytes_out_total"),
+            committed=total("commit_bytes_total"),
+            queues={name: (n, held[name]) for name, n in by("queue_ready", "queue").items()},
+            log_bytes=total("log_bytes"),
+            log_rows=total("log_next"),
+            lag=sum(lags) if lags else None,
+            faults={text: count for text, count in faults.items() if count},
+            trouble=bool(total("trouble")),
+        )
+
+    @property
+    def landed(self) -> int:
+        """Rows landed since the log began."""
+        return 0 if self.lag is None else self.log_rows - self.lag
+
+
+def read_figures(url: str, query: str, token: str) -> Figures:
+    """Read the broker's figures; EngineError if that fails. Blocks."""
+    try:
+        text = HttpClient(url, token, timeout=TIMEOUT).text("/metrics")
+        return Figures.parse(text, query, time.monotonic())
+    except RefusedError as error:
+        if error.code == "unauthorized":
+            text = "HTTP needs a token with more rights: WIRELAKE_TOKEN"
+            raise EngineError(text) from None
+        raise EngineError(str(error)) from None
+    except TimeoutError as error:
+        raise EngineError(str(error)) from None
+    except (ValueError, KeyError):
+        raise EngineError(f"the figures at {url} cannot be read") from None

@@ -1,0 +1,226 @@
+"""The processes of `wirelake up`: the broker, the pipeline that lands its log, and their events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from wirelake.errors import EngineError
+from wirelake.live.board import Board, told_by
+from wirelake.live.children import Child
+from wirelake.live.figures import read_figures
+from wirelake.live.landing import landing_lock
+from wirelake.spark.offsets import query_name
+
+BROKER, PIPELINE = "broker", "pipeline"
+#: Seconds between two readings of the broker's figures; redraws per second.
+READING, REFRESH = 1.0, 2
+#: How often the pipeline lands new rows.
+LANDING = "2s"
+
+
+class Group:
+    """The broker, the pipeline and the view of both; the witness of its children.
+
+    `arguments` are those of `wirelake serve`, except for `listen` and `http`. The pipeline lands in
+    `table`; without `has_lake` there is no pipeline. `suggest` makes example commands from the URLs
+    of the listeners and of HTTP. `show` prints a line if there is no screen.
+    """
+
+    def __init__(
+        self,
+        arguments: list[str],
+        listen: list[str],
+        http: str,
+        token: str,
+        *,
+        table: Path,
+        has_lake: bool,
+        suggest: Callable[[list[str], str], list[str]],
+        show: Callable[[str], None],
+    ) -> None:
+        self.board = Board()
+        self._table = table
+        self._has_lake = has_lake
+        self._suggest = suggest
+        self._show = show
+        self._arguments = arguments
+        self._listen = listen
+        self._http = http
+        self._token = token
+        self._is_screen = sys.stdout.isatty() and not Console().is_dumb_terminal
+        self._heard: list[str] = []  # listeners of the broker that is just starting
+        self._lives: list[asyncio.Task[None]] = []  # of the children
+        self._chores: list[asyncio.Task[None]] = []
+        self._ready = asyncio.Event()
+        self._told = asyncio.Event()
+
+    async def until_told(self, every: float) -> None:
+        """Run until a signal ends it; prints a summary each `every` seconds if there is no screen.
+
+        Raises EngineError if the broker cannot be started.
+        """
+        broker = Child(BROKER, self._serve, self, must_start=True)
+        self.board.children = [broker]
+        self._hear_signals(broker)
+        screen = Live(
+            get_renderable=lambda: self.board,
+            console=Console(),
+            screen=True,
+            refresh_per_second=REFRESH,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._lives.append(asyncio.create_task(broker.live()))
+        told = asyncio.create_task(self._told.wait())
+        try:
+            await self._first(asyncio.create_task(self._ready.wait()), told)
+            with (
+                screen if self._is_screen else nullcontext(),
+                landing_lock(self._table) if self._has_lake else nullcontext() as lock,
+            ):
+                try:
+                    if not self._told.is_set():
+                        self._start_others(lock, every)
+                    await self._first(told)
+                finally:
+                    await self._end()  # the screen shows how
+        finally:
+            await self._end()
+            told.cancel()
+
+    async def _first(self, *tasks: asyncio.Task[object]) -> None:
+        """Wait until one of these tasks, or of ours, is done; raises its error."""
+        waiting = [*tasks, *self._lives, *self._chores]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            await task
+
+    def _start_others(self, lock: int | None, every: float) -> None:
+        self._chores.append(asyncio.create_task(self._watch()))
+        if not self._is_screen:
+            self._chores.append(asyncio.create_task(self._sum_up(every)))
+        if lock is not None:
+            environment = {"WIRELAKE_TOKEN": self._token} if self._token else {}
+            pipeline = Child(PIPELINE, self._land, self, environment=environment, keeps=(lock,))
+            self.board.children.append(pipeline)
+            self._lives.append(asyncio.create_task(pipeline.live()))
+        elif self._has_lake:
+            self.tell(PIPELINE, f"does not run: somebody else lands in {self._table}", is_bad=True)
+
+    async def _end(self) -> None:
+        """Stop the children, then our own tasks."""
+        await asyncio.gather(*(child.stop() for child in self.board.children))
+        await asyncio.gather(*self._lives, return_exceptions=True)
+        for task in self._chores:
+            task.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+
+    def _hear_signals(self, broker: Child) -> None:
+        def stop() -> None:
+            if self._told.is_set():
+                for child in self.board.children:
+                    child.kill()
+                return
+            self._told.set()
+            self.tell("up", "ending; once more ends it at once")
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, stop)
+        loop.add_signal_handler(signal.SIGINT, stop)
+        # A closed terminal ends us; without a terminal SIGHUP is for the broker, as with `serve`.
+        if self._is_screen:
+            loop.add_signal_handler(signal.SIGHUP, stop)
+        else:
+            loop.add_signal_handler(signal.SIGHUP, broker.pass_on, signal.SIGHUP)
+
+    # Commands of the children
+
+    def _serve(self) -> list[str]:
+        """The broker's arguments; a restarted one listens at the same ports."""
+        self._heard = []
+        places = self.board.places or self._listen
+        http = self.board.http.removeprefix("http://") or self._http
+        listeners = [part for place in places for part in ("--listen", place)]
+        return ["serve", *self._arguments, *listeners, "--http", http]
+
+    def _land(self) -> list[str]:
+        """The pipeline's arguments."""
+        source = ["--url", self.board.http, "--table", str(self._table), "--every", LANDING]
+        return ["lake", "land", *source, "--json"]
+
+    # Events
+
+    def said(self, child: Child, line: str) -> None:
+        """The broker prints its listeners, HTTP last; the pipeline prints batches that landed."""
+        if child.name == BROKER:
+            place = line.removeprefix("listening on ")
+            self._heard.append(place)
+            if place.startswith("http://"):
+                self._is_listening(child)
+        else:
+            with suppress(ValueError, KeyError, TypeError):  # else it is no batch
+                landed = json.loads(line)
+                self.tell(child.name, f"{landed['rows']} rows landed, {landed['lag']} to go")
+
+    def _is_listening(self, broker: Child) -> None:
+        *self.board.places, self.board.http = self._heard
+        broker.is_up()
+        if not self._ready.is_set():
+            self.board.examples = self._suggest(self.board.places, self.board.http)
+            for place in self._heard:
+                self._print(f"listening on {place}")
+            for example in self.board.examples:
+                self._print(f"try: {example}")
+        self._ready.set()
+
+    def complained(self, child: Child, line: str) -> None:
+        """A line of a child's log."""
+        text, is_bad = told_by(line)
+        self.tell(child.name, text, is_bad=is_bad)
+
+    def changed(self, child: Child, text: str) -> None:
+        """A child started or exited."""
+        self.tell(child.name, text, is_bad=not text.startswith("started"))
+
+    def tell(self, who: str, text: str, *, is_bad: bool = False) -> None:
+        """Report an event: on the board, and as a line."""
+        event = self.board.tell(who, text, is_bad=is_bad)
+        self._print(f"{event.at} {event.who}: {event.text}")
+
+    def _print(self, line: str) -> None:
+        """Print a line if there is no screen; if nobody reads the output any more, stop."""
+        if self._is_screen:
+            return
+        try:
+            self._show(line)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self._told.set()
+
+    # The figures
+
+    async def _watch(self) -> None:
+        query = query_name(f"land-{self._table.name}")
+        while True:
+            try:
+                http = self.board.http
+                self.board.add(await asyncio.to_thread(read_figures, http, query, self._token))
+            except EngineError as error:
+                if not self._told.is_set():
+                    self.board.blindness = str(error)
+            await asyncio.sleep(READING)
+
+    async def _sum_up(self, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            self.tell("up", self.board.summary())
