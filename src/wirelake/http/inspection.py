@@ -86,7 +86,7 @@ def _described(table: FrameTable, row: int, base: int) -> dict[str, Any]:
     if message.flags:
         flags = " ".join(flag.name or "" for flag in Flag if flag & message.flags).lower()
         fields.append({"name": "flags", "value": flags})
-    return {**frame, "op": message.op, "fields": fields, "dialect": message.dialect}
+    return {**frame, "op": message.op.label, "fields": fields, "dialect": message.dialect}
 
 
 def translations(message: Message) -> list[dict[str, Any]]:
