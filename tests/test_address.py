@@ -11,9 +11,9 @@ from wirelake.address import (
     check_client_id,
     check_filter,
     check_number,
+    covers,
     matches,
 )
-from wirelake.broker.rights import covers
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.errors import RefusedError
 

@@ -12,6 +12,7 @@ written in ASCII digits, without a sign.
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 from unicodedata import category
 
 from wirelake.errors import RefusedError
@@ -98,6 +99,56 @@ def matches(filter: str, address: str) -> bool:
         if position == len(given) or level not in ("+", given[position]):
             return False
     return len(wanted) == len(given)
+
+
+def covers(allowed: str, wanted: str) -> bool:
+    """Return whether a filter matches everything that another one does."""
+    if allowed == wanted:
+        return True
+    mine, theirs = allowed.split("/"), wanted.split("/")
+    if wanted.startswith("$") and mine[0] != theirs[0]:
+        return False  # `$client/+` covers every client, `+/+` none
+    for position, level in enumerate(mine):
+        if level == "#":
+            return True
+        if position == len(theirs) or theirs[position] == "#":
+            return False
+        if level not in ("+", theirs[position]):
+            return False
+    return len(mine) == len(theirs)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Can an address match both filters?"""
+    for a, b in zip_longest(one.split("/"), other.split("/")):
+        if "#" in (a, b):
+            return True
+        if a is None or b is None or ("+" not in (a, b) and a != b):
+            return False
+    return True
+
+
+def filter_expression(filter: str) -> str:
+    """Return a regular expression, for RE2 as for Java, of the addresses that a filter matches.
+
+    It has to match the whole address, and its `.` every character.
+    """
+    if not has_wildcard(filter):
+        return re.escape(filter)
+    first, *rest = filter.split("/")
+    # What begins with `$` matches no wildcard, so a first level that is one must not.
+    match first:
+        case "#":
+            return "(?:[^$].*)?"
+        case "+":
+            text = "(?:[^$/][^/]*)?"
+        case _ if first.startswith("$"):
+            return r"[^\s\S]"  # nothing at all
+        case _:
+            text = re.escape(first)
+    for level in rest:
+        text += "(?:/.*)?" if level == "#" else "/[^/]*" if level == "+" else "/" + re.escape(level)
+    return text
 
 
 def _check_text(text: str) -> None:

@@ -4,24 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wirelake.address import covers
 from wirelake.errors import RefusedError
-
-
-def covers(allowed: str, wanted: str) -> bool:
-    """Return whether a filter matches everything that another one does."""
-    if allowed == wanted:
-        return True
-    mine, theirs = allowed.split("/"), wanted.split("/")
-    if wanted.startswith("$") and mine[0] != theirs[0]:
-        return False  # `$client/+` covers every client, `+/+` none
-    for position, level in enumerate(mine):
-        if level == "#":
-            return True
-        if position == len(theirs) or theirs[position] == "#":
-            return False
-        if level not in ("+", theirs[position]):
-            return False
-    return len(mine) == len(theirs)
 
 
 @dataclass(eq=False, slots=True)

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from wirelake import __version__
-from wirelake.address import check_address, check_filter
+from wirelake.address import check_address, check_filter, covers
 from wirelake.broker import inventory
 from wirelake.broker.node import Node
-from wirelake.broker.rights import Rights, covers
+from wirelake.broker.rights import Rights
 from wirelake.broker.trace import SECONDS, Trace
 from wirelake.console import MISSING, load
 from wirelake.dialects import DIALECTS

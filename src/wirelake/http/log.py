@@ -30,7 +30,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wirelake.address import check_filter, check_number, has_wildcard
+from wirelake.address import check_filter, check_number, filter_expression
 from wirelake.broker.rights import Rights
 from wirelake.engine.arrow_stream import END, PREAMBLE, STORED, decode
 from wirelake.engine.base import Engine, LogBatch, Position
@@ -131,27 +131,8 @@ def _whole_match(expression: str) -> str:
 
 def pattern(filters: Iterable[str]) -> str:
     """A regular expression for the addresses that one of the filters matches."""
-    found = [_pattern(one) for one in filters]
+    found = [filter_expression(one) for one in filters]
     return f"(?s)^(?:{'|'.join(found)})$" if found else ""
-
-
-def _pattern(filter: str) -> str:
-    if not has_wildcard(filter):
-        return re.escape(filter)
-    first, *rest = filter.split("/")
-    # What begins with `$` matches no wildcard, so a first level that is one must not.
-    match first:
-        case "#":
-            return "(?:[^$].*)?"
-        case "+":
-            text = "(?:[^$/][^/]*)?"
-        case _ if first.startswith("$"):
-            return r"[^\s\S]"  # nothing at all
-        case _:
-            text = re.escape(first)
-    for level in rest:
-        text += "(?:/.*)?" if level == "#" else "/[^/]*" if level == "+" else "/" + re.escape(level)
-    return text
 
 
 def parts(

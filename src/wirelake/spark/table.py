@@ -7,7 +7,6 @@ Parquet files is read as it is listed.
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from wirelake.address import filter_expression
 from wirelake.errors import ConfigError, EngineError
 from wirelake.spark.files import Written, folders
 from wirelake.spark.rows import ERRORS, ROWS
@@ -104,15 +104,4 @@ def _load(
 
 def pattern(filter: str) -> str:
     """A filter of addresses (`+`, and `#` at the end) as a regular expression of Java's."""
-    levels = filter.split("/")
-    if "+" not in levels and "#" not in levels:
-        return f"^{_quoted(filter)}\\z"
-    parts = ["[^/]*" if level == "+" else _quoted(level) for level in levels if level != "#"]
-    text = "/".join(parts)
-    if levels[-1] == "#":
-        text = f"{text}(/.*)?" if parts else ".*"
-    return f"^(?!\\$)(?s:{text})\\z"
-
-
-def _quoted(text: str) -> str:
-    return re.sub(r"([!-.:-@\[-`{-~])", r"\\\1", text)
+    return f"^(?s:{filter_expression(filter)})\\z"

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wirelake.address import check_filter, matches
+from wirelake.address import check_filter, matches, overlap
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.spark.payloads import Schema
 from wirelake.spark.rows import ROWS, set_aside
@@ -55,7 +54,7 @@ def table_schema(schemas: Sequence[Typed], filters: Sequence[str] = ()) -> pa.Sc
     found: dict[str, pa.Field] = {}
     names: dict[str, str] = {}
     for one in schemas:
-        if filters and not any(_overlap(one.filter, other) for other in filters):
+        if filters and not any(overlap(one.filter, other) for other in filters):
             continue
         for field in one.schema.columns:
             name = column_name(field.name)
@@ -78,16 +77,6 @@ def without_rules(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_map(kind):
         return pa.map_(kind.key_type, without_rules(kind.item_type))
     return kind
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Can an address match both filters?"""
-    for a, b in zip_longest(one.split("/"), other.split("/")):
-        if "#" in (a, b):
-            return True
-        if a is None or b is None or ("+" not in (a, b) and a != b):
-            return False
-    return True
 
 
 class Columns:
