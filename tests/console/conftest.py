@@ -24,7 +24,9 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the whole run: while it is open an event loop is running in this thread, and
+# no asynchronous test of another module could be run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Chromium without a window; CI must have it, elsewhere its tests may be skipped."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -43,7 +45,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """An empty page of a browser that nobody has used."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    context.set_default_timeout(8_000)
+    context.set_default_timeout(60_000)
     yield context.new_page()
     context.close()
 

@@ -6,7 +6,7 @@ from urllib.parse import quote, urlsplit
 
 from playwright.sync_api import Locator, Page, Request, expect
 
-expect.set_options(timeout=6_000)
+expect.set_options(timeout=60_000)
 
 
 class Visitor:
