@@ -405,7 +405,7 @@ def said_in(page: str, dialect: str) -> Iterator[Message]:
 
 def has_op(*ops: str) -> Callable[[list[Message]], bool]:
     """Does somebody say every one of these?"""
-    return lambda said: {*ops} <= {message.op for message in said}
+    return lambda said: {*ops} <= {message.op.label for message in said}
 
 
 def anyone(condition: Callable[[Message], object]) -> Callable[[list[Message]], bool]:
