@@ -104,6 +104,7 @@ function Frame({ session, onLogout }) {
       timer = window.setTimeout(() => setTold(""), 6000);
     };
     window.addEventListener("hashchange", moved);
+    moved(); // the address may have changed since this was rendered
     window.addEventListener("wirelake-away", goneOrBack);
     window.addEventListener("wirelake-tell", say);
     return () => {
