@@ -93,7 +93,7 @@ class Forge:
         self._dialects = dialects
         self._flip = flip
         self._tables = {dialect: build.wire.FrameTable(1024) for dialect in dialects}
-        self._ops = build.message.OP_LABELS
+        self._ops = list(build.message.Op)
         self._flags = [build.message.Flag(0), *build.message.Flag]
 
     def mutate(self, data: bytes, most: int, seed: int) -> bytes:

@@ -191,7 +191,8 @@ def _facts(error: Any, dialect: str, data: bytes) -> tuple[str, int, str, bytes]
 def _rows(table: Any, base: int) -> list[Row]:
     """The messages of a table, and where in the stream their frames begin."""
     return [
-        {name: getattr(message, name) for name in _FIELDS} | {"offset": base + table.frame_at[row]}
+        {name: getattr(message, name) for name in _FIELDS}
+        | {"op": message.op.label, "offset": base + table.frame_at[row]}
         for row, message in enumerate(table.messages())
     ]
 
@@ -223,7 +224,9 @@ def _check_arrow(build: Build, table: Any, rows: list[Row]) -> Any:
         _same("the Arrow row", {name: columns[name][k] for name in _IN_ARROW}, row)
     back = build.wire.FrameTable(ROWS)
     build.arrow.from_arrow(batch, back)
-    hops = table.dialect.startswith("tmq")  # no time, so they do not come back (decision 10)
+    hops = build.codec.DIALECTS[
+        table.dialect
+    ].ttl_in_hops  # no time, so they do not come back (decision 10)
     expected = [row | {"dialect": "", "ttl": 0 if hops else row["ttl"]} for row in told]
     returned = [{name: row[name] for name in _IN_ARROW} for row in _rows(back, 0)]
     _same("the message from Arrow", returned, expected)

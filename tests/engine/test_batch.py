@@ -49,6 +49,7 @@ def tables(draw: st.DrawFn) -> FrameTable:
 def row_of(message: Message, partition: int, offset: int, time: int, source: str) -> dict[str, Any]:
     """A message as a row of the log."""
     row = {field.name: getattr(message, field.name, None) for field in SCHEMA}
+    row["op"] = message.op.label
     row["headers"] = [(k, v) for k, v in message.headers.items() if k != "$token"]
     row["timestamp"] = EPOCH + timedelta(microseconds=time)
     return {**row, "partition": partition, "offset": offset, "source": source or message.source}

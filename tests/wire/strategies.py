@@ -85,6 +85,8 @@ def merged(*some: st.SearchStrategy[dict[str, str]]) -> st.SearchStrategy[dict[s
 
 
 def _message(dialect: str, op: Any, **fields: Any) -> st.SearchStrategy[Message]:
+    """Messages with an op of this name, or of one of these, and these fields."""
+    op = op.map(Op.named) if isinstance(op, st.SearchStrategy) else Op.named(op)
     strategies = {
         name: value if isinstance(value, st.SearchStrategy) else st.just(value)
         for name, value in {"op": op, **fields}.items()

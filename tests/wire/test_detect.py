@@ -231,7 +231,7 @@ def test_what_its_family_does_not_begin_with_is_refused(family: str, data: bytes
 
 
 def test_a_family_that_does_not_exist_is_an_error_of_the_caller() -> None:
-    with pytest.raises(ValueError, match="no family 'amqp'; there are boson, kobold, mfp, tmq"):
+    with pytest.raises(ValueError, match="no family 'amqp'; there are boson, mfp, kobold, tmq"):
         detect(b"5", "amqp")
 
 
