@@ -90,7 +90,7 @@ class Forge:
         self, build: Build, dialects: Sequence[str], flip: Callable[[bytes, int], bytes]
     ) -> None:
         self._build = build
-        self._dialects = dialects
+        self._dialects = list(dialects)
         self._flip = flip
         self._tables = {dialect: build.wire.FrameTable(1024) for dialect in dialects}
         self._ops = list(build.message.Op)

@@ -26,7 +26,7 @@ def main() -> None:
     if compiled is None:
         print("No compiled kernels here: the plain ones are fuzzed alone.", file=sys.stderr)
     if target == "detect":
-        dialects = plain.codec.DIALECTS
+        dialects = tuple(plain.codec.DIALECTS)
     elif target in plain.codec.DIALECTS:
         dialects = (target,)
     else:

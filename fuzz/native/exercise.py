@@ -236,7 +236,7 @@ class Tables:
         if not data:
             return 0
         chance = random.Random(zlib.crc32(data))
-        dialects = self.kernels.codec.DIALECTS
+        dialects = list(self.kernels.codec.DIALECTS)
         dialect = dialects[data[0] % len(dialects)]
         table = self.kernels.table_for(dialect, len(data), chance)
         reading, filled = self.kernels.scan(dialect, self.kernels.default, table, _whole(data[1:]))

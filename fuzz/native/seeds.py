@@ -13,7 +13,7 @@ from fuzz.run import SEEDS, VECTORS
 
 def seeds_of(build: Build, target: str) -> Iterator[bytes]:
     """The inputs that a target begins with."""
-    dialects = build.codec.DIALECTS
+    dialects = list(build.codec.DIALECTS)
     if target in ("route", "batch"):
         for number, dialect in enumerate(dialects):
             for stream in _streams(dialect):

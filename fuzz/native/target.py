@@ -29,7 +29,7 @@ def load() -> Kernels:
 
 def mutator(kernels: Kernels, target: str, flip: Any) -> Any:
     """The mutations that know a dialect, for what follows the byte that may choose one."""
-    dialects = kernels.codec.DIALECTS
+    dialects = list(kernels.codec.DIALECTS)
     if target in dialects or target == "detect":
         names = (target,) if target in dialects else dialects
         return forge.Forge(kernels.build, names, flip).mutate
