@@ -678,7 +678,11 @@ def test_a_truncated_file_is_reported(crashed: Crashed, copy: Path, name: str, p
     with (copy / name).open("r+b") as file:
         file.truncate(size)
     missing, damage = open_damaged(crashed, copy)
-    assert damage or not missing  # what is cut off may be in the write-ahead log, too
+    if name == "broker.db" and part > 0.99:
+        # Only the last page is cut. It may be whole in the write-ahead log: then nothing is lost.
+        assert damage or not missing
+    else:
+        assert damage
     assert missing < len(crashed.messages) + len(crashed.entries)
 
 

@@ -70,7 +70,7 @@ class Dialect:
     requests_by_publish: bool = False
     #: What one direction of a connection tells of the variant holds for the other.
     shares_variant: bool = False
-    #: A header value may be changed for each receiver: see `Encoder.marks`.
+    #: Frames have bytes that differ from receiver to receiver: see `Encoder.marks`.
     per_receiver: bool = False
     #: Bytes of a payload at most, 0: no limit of the dialect's own.
     max_payload: int = 0
