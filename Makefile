@@ -10,9 +10,13 @@ export JAVA_HOME := $(CURDIR)/.venv/jvm
 PY := .venv/bin/python
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 SOURCES := $(shell find src -name '*.py' -o -name '*.pxd')
-KERNELS := $(filter src/wirelake/wire/% src/wirelake/dialects/% src/wirelake/broker/route.% src/wirelake/broker/subscriptions.% src/wirelake/engine/batch.% src/wirelake/engine/arrow_stream.%,$(SOURCES))
+KERNELS := $(filter src/wirelake/wire/% src/wirelake/dialects/% src/wirelake/broker/route.% src/wirelake/broker/subscriptions.% src/wirelake/journal/batch.% src/wirelake/journal/arrow_stream.%,$(SOURCES))
 
-.PHONY: help setup run test lint docs bench fuzz fuzz-native lock clean
+# What is run on plain kernels, too: the tests of the modules that setup.py compiles.
+KERNEL_TESTS := tests/wire tests/broker/test_capture.py tests/broker/test_model.py tests/broker/test_work.py \
+	tests/dialects/test_described.py tests/journal/test_batch.py tests/test_address.py
+
+.PHONY: help setup run test soak lint docs bench fuzz fuzz-native lock dist release clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 13
@@ -22,9 +26,13 @@ setup: .venv/.kernels .venv/.console .venv/jvm/bin/java ## locked dependencies, 
 run: setup ## everything: the broker, HTTP and the pipeline into data/lake, with a live view
 	.venv/bin/wirelake up
 
-test: setup build/plain/.done ## all tests, then those of the wire library and the broker on plain kernels
+test: setup build/plain/.done ## all tests but the long ones, then those of the kernels on plain kernels
 	$(PY) -m pytest -n 2
-	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 tests/wire tests/broker
+	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 $(KERNEL_TESTS)
+
+soak: setup ## the long tests, then 120 kills of a broker (about 15 minutes); nothing acknowledged may be lost
+	$(PY) -m pytest -n 2 -m soak
+	$(PY) -m bench.kill --kills 120
 
 lint: setup ## ruff, mypy, and TypeScript over the console's modules
 	$(PY) -m ruff check
@@ -53,8 +61,17 @@ lock: .venv/.packages ## pin what pyproject.toml asks for; UPGRADE=1 takes newer
 		--generate-hashes --all-extras --group dev $(if $(UPGRADE),--upgrade) \
 		--custom-compile-command 'make lock' --output-file requirements.lock pyproject.toml
 
+dist: setup ## an sdist and manylinux wheels in dist/, each tried in an empty environment
+	scripts/dist
+
+release: ## VERSION=0.2.0: all tests and the soak, then version, changelog and tag; publishes nothing
+	$(PYTHON) scripts/release.py check '$(VERSION)'
+	$(MAKE) lint test soak
+	$(PYTHON) scripts/release.py make '$(VERSION)'
+	$(MAKE) dist
+
 clean: ## remove all that was built, and .venv
-	rm -rf .venv build node_modules src/wirelake/console/static/vendor src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv build dist node_modules src/wirelake/console/static/vendor src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
 	find src -name '*.so' -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

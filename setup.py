@@ -22,20 +22,28 @@ from setuptools.command.build_py import build_py
 
 KERNELS = [
     "wirelake.wire.octets",
+    "wirelake.wire.names",
+    "wirelake.wire.parameters",
     "wirelake.wire.table",
+    "wirelake.wire.rows",
     "wirelake.wire.codec",
     "wirelake.wire.cbor",
+    "wirelake.wire.document_columns",
     "wirelake.dialects.mfp.codec",
     "wirelake.dialects.boson_text.codec",
     "wirelake.dialects.boson_binary.codec",
     "wirelake.dialects.kobold.scanner",
     "wirelake.dialects.kobold.encoder",
     "wirelake.dialects.tmq.codec",
+    "wirelake.dialects.framed.layout_codec",
+    "wirelake.dialects.framed.codec",
+    "wirelake.dialects.mqtt.scanner",
+    "wirelake.dialects.mqtt.encoder",
     "wirelake.wire.arrow",
     "wirelake.broker.route",
     "wirelake.broker.subscriptions",
-    "wirelake.engine.arrow_stream",
-    "wirelake.engine.batch",
+    "wirelake.journal.arrow_stream",
+    "wirelake.journal.batch",
 ]
 
 DIRECTIVES = {

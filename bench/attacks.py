@@ -30,7 +30,7 @@ from wirelake.client.speech import speech
 from wirelake.measure.broker import HOST, encode, own_broker
 from wirelake.measure.load import beside, end_by_signals, told
 from wirelake.measure.machine import describe
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 DIALECT = "kobold-3"
 BATCH = 500
@@ -97,8 +97,8 @@ def pulls(pipe: Connection, port: int, size: int) -> None:
     """Pulls that wait for ever: the most allowed, and as many more that are refused."""
     one = Attacker(port)
     _begin(pipe)
-    wait = {"$wait": "999999999"}
-    one.send([Message(op=Op.DEQUEUE, address="q", correlation_id="1", headers=wait)] * size)
+    wait = Parameters(wait=999_999.999)
+    one.send([Message(op=Op.DEQUEUE, address="q", correlation_id="1", parameters=wait)] * size)
     one.settle()
     for _ in range(5):  # messages, for the pulls to end
         one.send([Message(op=Op.ENQUEUE, address="q", payload=b"x")] * (size // 100))

@@ -15,6 +15,7 @@ BEST = "best peer"
 
 #: Contenders that are no servers.
 HALF, MEMORY, UDF, WRITER = "half the rows", "memory", "plain UDF", "Spark's writer"
+ARROW_UDF = "Arrow UDF"
 WITHOUT_CAPTURE = "no capture"
 
 
@@ -69,6 +70,14 @@ GOALS = (
          text="bytes that the log writes to its files, beside plain sequential writes"),
     Goal("durable", "paced publisher, share of its pace", 0.7, WITHOUT_CAPTURE,
          text="below the disk's rate, capture costs a publisher at most 30 %"),
+    Goal("backlog", "stream, *", 1, "JetStream",
+         text="queue messages of 1 KiB, pipelined; JetStream answers before they are on the disk"),
+    Goal("backlog", "long queue, bytes a message", 120, at_most=True,
+         text="bytes of memory for each of 10 million messages that wait"),
+    Goal("backlog", "long queue, seconds to open", 15, at_most=True,
+         text="seconds until the broker listens after a kill, with 10 million messages waiting"),
+    Goal("backlog", "long queue, * beside a short one", 0.8,
+         text="the rate of a queue of 10 million messages, of that of a short one"),
     Goal("attacks", "wildcard subscription, *", 5, at_most=True,
          text="ms by which a wildcard subscription delays others, among 100 000 addresses"),
     Goal("attacks", "ping p99, *", 20, at_most=True,
@@ -84,6 +93,18 @@ GOALS = (
     Goal("pressure", "idle connections, rate of others", 0.95, "without them",
          text="no loss of rate, but for the few per cent by which two runs differ anyway"),
     Goal("http", "stored batches", 2e6, text="rows a second of the log, as it is stored"),
+    Goal("console", "overview, of a core", 2, at_most=True,
+         text="per cent of a core that an open overview costs the broker"),
+    Goal("console", "tail of *", 10, at_most=True,
+         text="per cent of a core that a tail of 1 000 messages a second costs the broker"),
+    Goal("console", "closed page, *", 0.2, at_most=True,
+         text="per cent of a core that a page costs after it was closed"),
+    Goal("console", "first paint", 300, at_most=True, text="ms to the first paint, on loopback"),
+    Goal("console", "*, frames", 30,
+         text="frames a second with 10 000 addresses and a tail of 1 000 messages a second"),
+    Goal("console", "*, memory", 200, at_most=True, text="MB of the page meanwhile"),
+    Goal("wire", "scan, described: *", 3e6, text="frames a second of described dialects, one core"),
+    Goal("wire", "scan, a plug-in in Python", 50e3, text="messages a second, one core"),
     Goal("wire", "scan, kobold-[23]*", 3e6, text="frames a second that need CBOR, one core"),
     Goal("wire", "scan, *", 10e6, text="frames a second, one core"),
     Goal("wire", "scan to Arrow, *", 3e6, text="frames a second to the log's columns"),
@@ -107,6 +128,18 @@ GOALS = (
          text="decoding a capture into a table, beside Spark's own writer fed with its rows"),
     Goal("decode", "*, twice the rows", 2.1, HALF, at_most=True,
          text="the time for twice the rows"),
+    Goal("decode", "function *", 3, UDF,
+         text="payloads decoded by `from_payload` in a query, beside a UDF in plain Python"),
+    Goal("spark", "publish to visible row, default trigger, p50", 1.5, at_most=True,
+         text="seconds from a publish until its row is in the table, batches every 2 s"),
+    Goal("spark", "publish to visible row, default trigger, p95", 3, at_most=True,
+         text="the 95th percentile of it"),
+    Goal("spark", "publish to visible row, --every 0, p50", 0.5, at_most=True,
+         text="seconds from a publish until its row is in the table, one batch after the other"),
+    Goal("spark", "publish to visible row, --every 0, p95", 1, at_most=True,
+         text="the 95th percentile of it"),
+    Goal("spark", "first row after the start", 15, at_most=True,
+         text="seconds from the start of `lake land` until its first row is in the table"),
 )  # fmt: skip
 
 

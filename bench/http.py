@@ -30,8 +30,8 @@ from rich.table import Table
 from bench.goals import goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.broker.node import Node
-from wirelake.engine.sqlite import SqliteEngine
 from wirelake.http.server import HttpServer
+from wirelake.journal.engine import Engine
 
 PAYLOAD = b"x" * 128
 ADDRESSES = 1000
@@ -48,7 +48,7 @@ def serve(folder: str, pipe: Connection) -> None:
     """A broker with HTTP, until the pipe says otherwise."""
 
     async def run() -> None:
-        engine = SqliteEngine(Path(folder), loop=asyncio.get_running_loop())
+        engine = Engine.on_disk(Path(folder), loop=asyncio.get_running_loop())
         node = Node(engine, epoch=time.time() - time.monotonic())
         server = HttpServer(node, "127.0.0.1:0")
         pipe.send(await server.start())
@@ -114,7 +114,7 @@ def read_files(folder: Path) -> int:
     """Read the log's files as they are; the bytes."""
     size = 0
     buffer = bytearray(1 << 20)
-    for path in sorted((folder / "log").iterdir()):
+    for path in sorted((folder / "journal").iterdir()):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(buffer):

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from bench.results import write_json
 from bench.wire import machine
-from wirelake.engine.batch import Rows
+from wirelake.journal.batch import Rows
 from wirelake.journal.contract import Outcome
 from wirelake.journal.files import FilesJournal
 from wirelake.journal.record import Put, QueueChanges, Record, rows

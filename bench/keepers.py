@@ -30,7 +30,7 @@ from wirelake.dialects.codec import encoder
 from wirelake.errors import EngineError
 from wirelake.measure.broker import HOST, encode, free_port
 from wirelake.measure.broker import Wirelake as Driver
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 PAYLOAD = (b'{"temperature": 21.5, "unit": "celsius"} ' * 4)[:128]
 DIALECT = "kobold-3"
@@ -248,7 +248,7 @@ class Wirelake(Keeper):
 
     def log_bytes(self) -> int:
         """What the log has in its files."""
-        return sum(path.stat().st_size for path in (self.folder / "log").glob("*.log"))
+        return sum(path.stat().st_size for path in (self.folder / "journal").glob("*.wlj"))
 
     def cpu_seconds(self) -> float:
         """The processor time that it has taken so far."""
@@ -277,8 +277,8 @@ class Wirelake(Keeper):
         """ENQ, DEQ, ACK; the message's id is made by the broker."""
         queue = f"jobs/{number}"
         put = self._always(Message(queue, PAYLOAD, correlation_id="1", op=Op.ENQUEUE))
-        headers = {"$count": "1", "$wait": "30000"}
-        get = self._always(Message(queue, correlation_id="2", op=Op.DEQUEUE, headers=headers))
+        said = Parameters(count=1, wait=30.0)
+        get = self._always(Message(queue, correlation_id="2", op=Op.DEQUEUE, parameters=said))
         found = re.compile(rb"bid.(q\d+)", re.DOTALL)
         writer = encoder(DIALECT)
 
@@ -361,27 +361,27 @@ class JetStream(Keeper):
 
     def publish(self, number: int) -> list[Say]:
         """A publish that is answered by its stream."""
-        frame = self._frame(f"bench.{number:04}", number, PAYLOAD)
+        frame = self.frame(f"bench.{number:04}", number, PAYLOAD)
         return [lambda turn, got: frame]
 
     def queue(self, number: int) -> list[Say]:
         """A publish to a work queue, the next message of its consumer, a confirmed ack."""
-        put = self._frame(f"jobs.{number}", number, PAYLOAD)
-        get = self._frame(f"$JS.API.CONSUMER.MSG.NEXT.JOBS.c{number}", number, b'{"batch":1}')
+        put = self.frame(f"jobs.{number}", number, PAYLOAD)
+        get = self.frame(f"$JS.API.CONSUMER.MSG.NEXT.JOBS.c{number}", number, b'{"batch":1}')
 
         def ack(turn: int, got: bytes) -> bytes:
-            return self._frame(got.removeprefix(PING).split(b" ", 4)[3].decode(), number, b"+ACK")
+            return self.frame(got.removeprefix(PING).split(b" ", 4)[3].decode(), number, b"+ACK")
 
         return [lambda turn, got: put, lambda turn, got: get, ack]
 
     def update(self, number: int) -> list[Say]:
         """A publish to a bucket that keeps one value a key."""
-        frame = self._frame(f"$KV.bench.{number}", number, PAYLOAD)
+        frame = self.frame(f"$KV.bench.{number}", number, PAYLOAD)
         return [lambda turn, got: frame]
 
     def block(self) -> bytes:
         """Publishes with an inbox: what comes too fast is dropped, so answers must be counted."""
-        return self._frame("bench.block", MANY + 1, PAYLOAD) * BLOCK
+        return self.frame("bench.block", MANY + 1, PAYLOAD) * BLOCK
 
     def slow_down(self, publisher: socket.socket, sent: int) -> None:
         """Let no more than a few blocks be without an answer."""
@@ -420,9 +420,10 @@ class JetStream(Keeper):
                 self._create(connection, f"CONSUMER.DURABLE.CREATE.JOBS.c{number}", wanted)
 
     def _create(self, connection: socket.socket, what: str, wanted: dict[str, object]) -> None:
-        self.ask(connection, self._frame(f"$JS.API.{what}", MANY, json.dumps(wanted).encode()))
+        self.ask(connection, self.frame(f"$JS.API.{what}", MANY, json.dumps(wanted).encode()))
 
-    def _frame(self, subject: str, number: int, payload: bytes) -> bytes:
+    def frame(self, subject: str, number: int, payload: bytes) -> bytes:
+        """A publish that is answered to the inbox of this number."""
         head = f"PUB {subject} inbox.{number} {len(payload)}\r\n"
         return head.encode() + payload + b"\r\n"
 

@@ -3,16 +3,17 @@
 Measured in one run, in turns, with 128-byte payloads; of each the best turn counts:
 
 - the disk alone: blocks of 8 MiB, written one after the other with an fdatasync each;
-- capture: frame tables in, as sockets give them, until they are durable; a second thread writes.
-  Messages to one address, to a thousand in random order, and compressed;
+- capture: frame tables in, as sockets give them, until they are durable; the journal's thread
+  writes. Messages to one address, to a thousand in random order, and compressed;
 - the same batches as rows of SQLite (WAL, synchronous=FULL), as they might have been stored;
 - reading it all back;
-- one message at a time: append, write, wait; beside it an fdatasync of as many bytes.
+- one message at a time: append, commit in place; beside it an fdatasync of as many bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import shutil
@@ -33,9 +34,9 @@ from rich.table import Table
 from bench.results import write_json
 from bench.wire import machine
 from wirelake.dialects.codec import encoder, scanner
-from wirelake.engine.arrow_stream import Compression
-from wirelake.engine.batch import Rows
-from wirelake.engine.log import Log
+from wirelake.journal.arrow_stream import Compression
+from wirelake.journal.batch import Rows
+from wirelake.journal.engine import Engine
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 
@@ -93,18 +94,32 @@ class Capture:
     read_rows: float = 0.0
 
 
+async def captured(
+    folder: Path, rows: FrameTable, seconds: float, compression: Compression
+) -> tuple[int, float, Engine]:
+    """Append as fast as the journal takes it; how many rows, how long, and the engine."""
+    loop = asyncio.get_running_loop()
+    engine = Engine.on_disk(folder, loop=loop, compression=compression)
+    count = 0
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        if engine.backlog > BACKLOG:
+            await asyncio.sleep(0.0005)
+            continue
+        engine.append(rows, None, 1, b"bench")
+        count += rows.count
+        await asyncio.sleep(0)
+    done = loop.create_future()
+    engine.after(lambda: done.set_result(None))
+    await done
+    return count, time.perf_counter() - start, engine
+
+
 def capture(
     folder: Path, rows: FrameTable, seconds: float, compression: Compression = "none"
 ) -> Capture:
     """Capture for so long, then read it back."""
-    log = Log(folder / "log", compression=compression)
-    done = threading.Event()
-
-    def write() -> None:
-        while not done.is_set() or log.pending:
-            log.write()
-
-    count, taken = append_until(log, rows, seconds, write, done)
+    count, taken, log = asyncio.run(captured(folder / "log", rows, seconds, compression))
     size = sum(position.bytes for position in log.positions())
     start = time.perf_counter()
     read = sum(
@@ -148,7 +163,7 @@ def in_sqlite(folder: Path, rows: FrameTable, seconds: float) -> Capture:
 
 
 def append_until(
-    log: Log | Rows,
+    log: Rows,
     rows: FrameTable,
     seconds: float,
     write: Callable[[], None],
@@ -160,7 +175,7 @@ def append_until(
     count = 0
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
-        if (log.pending if isinstance(log, Log) else log.size) > BACKLOG:
+        if log.size > BACKLOG:
             time.sleep(0.0005)
             continue
         log.append(rows, None, 1, b"bench")
@@ -174,11 +189,11 @@ def alone(folder: Path, seconds: float) -> tuple[float, float]:
     """Seconds that one message takes until it is durable, and an fdatasync of its size."""
     rows = FrameTable(1)
     rows.fill([Message(address="plant/1/line/1/temperature", payload=bytes(PAYLOAD))])
-    log = Log(folder / "log")
+    log = Engine.on_disk(folder / "log")
 
     def message() -> None:
         log.append(rows, None, 1, b"bench")
-        log.write()
+        log.end_turn()
 
     message()
     data = bytes(log.positions()[0].bytes or 2048)

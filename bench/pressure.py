@@ -36,7 +36,7 @@ from wirelake.errors import RefusedError
 from wirelake.measure.broker import HOST, Wirelake, encode, own_broker
 from wirelake.measure.load import Load, beside, end_by_signals, publish_rate, told
 from wirelake.measure.machine import describe
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 MEBIBYTE = 1 << 20
 STREAM_DIALECT = "kobold-2"
@@ -112,7 +112,7 @@ def _write_stream(pipe: Connection, port: int, size: int) -> None:
         frame = encode(encoder, STREAM_DIALECT, [chunk])
         for _ in range(size // CHUNK):
             connection.sendall(frame)
-        end = Message(op=Op.CLOSE, correlation_id=number, headers={"$count": str(size)})
+        end = Message(op=Op.CLOSE, correlation_id=number, parameters=Parameters(count=size))
         connection.sendall(encode(encoder, STREAM_DIALECT, [end]))
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(65536):
@@ -134,8 +134,8 @@ def _read_stream(pipe: Connection, port: int, size: int) -> None:
                     if message.op == Op.DATA:
                         got += len(message.payload)
                     elif message.op == Op.CLOSE:
-                        if message.headers.get("$code") or message.headers["$count"] != str(got):
-                            raise RefusedError("closed", f"{got} bytes, {message.headers}")
+                        if message.parameters.code or message.parameters.count != got:
+                            raise RefusedError("closed", f"{got} bytes, {message.parameters}")
                         pipe.send(float(got))
                         got, rest_at = 0, REST_AFTER
             if got >= rest_at:

@@ -46,12 +46,14 @@ SECTIONS = {
     "pubsub": Section("Pub/sub, nothing kept", "bench.broker", "pubsub", 230, 15),
     "latency": Section("Round trips of requests", "bench.broker", "latency", 50, 5),
     "durable": Section("Durable", "bench.durable", "section", 260, 20),
+    "backlog": Section("Queues in streams, and long ones", "bench.backlog", "section", 330, 30),
     "attacks": Section("Others, while one client attacks", "bench.attacks", "section", 90, 25),
     "pressure": Section("Under pressure", "bench.pressure", "section", 240, 20),
     "http": Section("The log by HTTP", "bench.http", "section", 40, 4),
+    "console": Section("The console", "bench.console", "section", 180, 25),
     "wire": Section("The wire library, one core", "bench.wire", "section", 100, 5),
-    "spark": Section("Spark reads and lands the log", "bench.spark", "section", 220, 40),
-    "decode": Section("Spark decodes captures", "bench.decode", "section", 220, 40),
+    "spark": Section("Spark reads and lands the log", "bench.spark", "section", 420, 90),
+    "decode": Section("Spark decodes captures", "bench.decode", "section", 260, 60),
 }
 
 

@@ -8,7 +8,10 @@ the best turn counts:
 - land: such a source written to Parquet by Spark's own writer; `land` itself, with everything;
 - both of ours for twice the rows;
 - how large the files are, and how fast Spark reads all columns of both;
-- how long a commit takes where the table has 10, 1 000 or 100 000 files.
+- landing and a scan of one level of addresses, in tables without folders and with them;
+- how long a commit takes where the table has 10, 1 000 or 100 000 files;
+- how long after it was published a row is seen in the table: `lake land` as a process of its own, a
+  publisher of twenty messages a second, and somebody who looks for a new version all the time.
 """
 
 from __future__ import annotations
@@ -21,13 +24,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -43,7 +49,7 @@ from wirelake.errors import EngineError
 from wirelake.measure.broker import server
 from wirelake.spark import land, register, session
 from wirelake.spark import table as tables
-from wirelake.spark.commits import Landed
+from wirelake.spark.commits import Landed, exists
 from wirelake.spark.commits import Table as DeltaTable
 from wirelake.spark.files import Written
 from wirelake.spark.log_client import LogClient
@@ -61,6 +67,16 @@ QUICK_ROWS = 4 * BATCH * PARTITIONS
 FILES = (10, 1_000, 100_000)
 QUICK_FILES = (10, 1_000)
 COMMITS = 21
+#: Folders of a table, beside none.
+FOLDERS = (("date",), ("date", "level"))
+#: The level that is asked for; there are seven.
+LEVEL = "plant3"
+#: Seconds for which messages are published, between two of them, and between two looks.
+SECONDS, QUICK_SECONDS, PAUSE, LOOK = 60.0, 6.0, 0.05, 0.01
+#: How landing is started, by what it is called in results.
+TRIGGERS = {"default trigger": (), "--every 0": ("--every", "0")}
+#: Seconds until a row that has not come is given up.
+PATIENCE = 120.0
 
 
 def messages() -> pa.RecordBatch:
@@ -183,7 +199,20 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
     def land_memory() -> None:
         memory(whole).write.mode("overwrite").parquet(str(theirs))
 
+    def by_folders(folders: tuple[str, ...]) -> Path:
+        return folder / "-".join(("by", *folders))
+
     with broker(folder / "data") as (http, kobold):
+
+        def land_into(folders: tuple[str, ...]) -> None:
+            place = by_folders(folders)
+            shutil.rmtree(place, ignore_errors=True)
+            options = land.Options(http, str(place), partition_by=folders)
+            assert land.land(spark, options) == counted
+
+        def scan_level(folders: tuple[str, ...]) -> None:
+            found = tables.read(spark, str(by_folders(folders))).where(f"level = '{LEVEL}'")
+            found.write.format("noop").mode("overwrite").save()
 
         def count() -> None:
             found = spark.read.format("wirelake").option("url", http).load().count()
@@ -204,6 +233,9 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
             "scan, Spark's files": lambda: scan(spark.read.parquet(str(theirs))),
             "scan, table": lambda: scan(tables.read(spark, str(target))),
         }
+        for folders in ((), *FOLDERS):
+            cases[f"land, {named(folders)}"] = partial(land_into, folders)
+            cases[f"scan of a level, {named(folders)}"] = partial(scan_level, folders)
         best: dict[str, float] = {}
         counted = rows
         tell(f"publishing {rows:,} rows")
@@ -232,6 +264,90 @@ def measure(spark: SparkSession, folder: Path, rows: int, turns: int, tell: Tell
         "seconds": best,
         "bytes": sizes,
     }
+
+
+def named(folders: tuple[str, ...]) -> str:
+    """What folders are called in results."""
+    return f"folders {','.join(folders)}" if folders else "no folders"
+
+
+class Watch(threading.Thread):
+    """Looks at a table all the time, and notes when each row is seen first."""
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._place = place
+        self._over = threading.Event()
+        self.seen: dict[int, float] = {}  # the number in a row's payload: when
+
+    def run(self) -> None:
+        """Read the files that a new version has; those of a compaction show nothing new."""
+        storage = Storage.of(str(self._place))
+        while not exists(storage) and not self._over.wait(LOOK):
+            pass
+        table, version, known = DeltaTable(storage), -1, set[str]()
+        while not self._over.wait(LOOK):
+            table.refresh()
+            if table.version == version:
+                continue
+            version, new = table.version, {file.path for file in table.files()} - known
+            known |= new
+            for name in new:
+                payloads = pq.read_table(self._place / name, columns=["payload"]).column(0)
+                now = time.monotonic()
+                for payload in payloads.to_pylist():
+                    self.seen.setdefault(int(payload), now)
+
+    def wait_for(self, rows: int) -> None:
+        """Wait until so many rows were seen."""
+        until = time.monotonic() + PATIENCE
+        while len(self.seen) < rows:
+            if time.monotonic() > until or not self.is_alive():
+                raise EngineError(f"{len(self.seen)} of {rows} rows have come")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._over.set()
+        self.join()
+
+
+def latencies(folder: Path, seconds: float, tell: Tell) -> dict[str, float]:
+    """Seconds from the start to the first row, and from a publish until its row is seen."""
+    found: dict[str, float] = {}
+    first_rows = []
+    for number, (trigger, arguments) in enumerate(TRIGGERS.items()):
+        tell(f"rows that are published while they are landed, {trigger}")
+        place = folder / f"watched-{number}"
+        command = [sys.executable, "-m", "wirelake", "lake", "land", "--master", "local[2]"]
+        watch = Watch(place)
+        with (
+            broker(folder / f"log-{number}") as (http, kobold),
+            wirelake.connect_sync(kobold) as publisher,
+        ):
+            published = [time.monotonic()]
+            publisher.publish("watched", b"0")
+            publisher.ping()
+            began = time.monotonic()
+            watch.start()
+            where = ["--url", http, "--table", str(place)]
+            try:
+                with server([*command, *where, *arguments]):
+                    watch.wait_for(1)
+                    first_rows.append(watch.seen[0] - began)
+                    end = time.monotonic() + seconds
+                    while time.monotonic() < end:
+                        publisher.publish("watched", b"%d" % len(published))
+                        published.append(time.monotonic())
+                        time.sleep(PAUSE)
+                    watch.wait_for(len(published))
+            finally:
+                watch.stop()
+        taken = sorted(watch.seen[k] - published[k] for k in range(1, len(published)))
+        for share in (50, 95):
+            name = f"publish to visible row, {trigger}, p{share}"
+            found[name] = taken[len(taken) * share // 100]
+    return found | {"first row after the start": max(first_rows)}
 
 
 def commit_costs(folder: Path, counts: tuple[int, ...], tell: Tell) -> dict[str, float]:
@@ -286,8 +402,14 @@ def rows_of(results: dict[str, Any]) -> list[Result]:
     made.append(Result("scan of the table", "rows/s", scans))
     sizes = {name: size / 2**20 for name, size in results["bytes"].items()}
     made.append(Result("size of the files", "MiB", sizes, less_is_better=True))
+    for what in ("land", "scan of a level"):
+        taken = {named(folders): seconds[f"{what}, {named(folders)}"] for folders in FOLDERS}
+        taken[OURS] = seconds[f"{what}, {named(())}"]
+        made.append(Result(f"{what}, beside folders", "s", taken, less_is_better=True))
     for name, cost in results["commits"].items():
         made.append(Result(name, "ms", {OURS: cost}, less_is_better=True))
+    for name, cost in results["latencies"].items():
+        made.append(Result(name, "s", {OURS: cost}, less_is_better=True))
     return made
 
 
@@ -301,6 +423,8 @@ def section(tell: Tell, *, quick: bool) -> Outcome:
             found = measure(spark, Path(folder), rows, turns, tell)
             files = QUICK_FILES if quick else FILES
             found["commits"] = commit_costs(Path(folder), files, tell)
+            spark.stop()  # landing has a Spark of its own
+            found["latencies"] = latencies(Path(folder), QUICK_SECONDS if quick else SECONDS, tell)
     finally:
         spark.stop()
     return Outcome(rows_of(found), details=found)
@@ -319,6 +443,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             results = measure(spark, Path(folder), options.rows, options.turns, print)
             results["commits"] = commit_costs(Path(folder), FILES, print)
+            spark.stop()  # landing has a Spark of its own
+            results["latencies"] = latencies(Path(folder), SECONDS, print)
     finally:
         spark.stop()
     show(Console(width=None if sys.stdout.isatty() else 120), results)

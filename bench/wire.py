@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench import described
 from bench.goals import goal
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.dialects import DIALECTS
@@ -275,7 +276,8 @@ def section(tell: Tell, *, quick: bool) -> Outcome:
     else:
         outcome.notes.append("plain kernels are not built, and left out (make build/plain/.done)")
     outcome.details = as_json(cases, plain)
-    outcome.results = list(results(outcome.details))
+    tell("described dialects")
+    outcome.results = [*results(outcome.details), *described.measure(seconds)]
     return outcome
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from wirelake import Message, Op
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder
+from wirelake.message import Parameters
 from wirelake.wire import FrameTable
 
 FOLDER = Path(__file__).parent / "captures"
 
 SESSION = [
-    Message(op=Op.HANDSHAKE, source="thermostat-7", headers={"$connection": "pub"}),
-    Message(op=Op.AUTH, headers={"$token": "not-shown", "$client": "thermostat-7"}),
+    Message(op=Op.HANDSHAKE, source="thermostat-7", parameters=Parameters(connection="pub")),
+    Message(op=Op.AUTH, parameters=Parameters(token="not-shown", client="thermostat-7")),
     Message(op=Op.SUBSCRIBE, address="house/+/target"),
     Message(address="house/kitchen/temp", payload=b'{"celsius": 21.5}', id="41"),
     Message(address="house/kitchen/temp", payload=b'{"celsius": 21.7}', id="42", priority=1),

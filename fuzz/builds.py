@@ -34,6 +34,7 @@ class Build:
     arrow: ModuleType
     mfp: ModuleType
     message: ModuleType
+    parameters: ModuleType
     errors: ModuleType
 
     def encoders(self) -> dict[str, Any]:
@@ -126,7 +127,10 @@ def load_compiled() -> Build | None:
 def _load() -> Build:
     for name in list(filter(_ours, sys.modules)):
         del sys.modules[name]
-    names = ("dialects.codec", "wire", "wire.arrow", "dialects.mfp.codec", "message", "errors")
+    names = (
+        "dialects.codec", "wire", "wire.arrow", "dialects.mfp.codec", "message", "wire.parameters",
+        "errors",
+    )  # fmt: skip
     modules = [importlib.import_module(f"wirelake.{name}") for name in names]
     for dialect in modules[0].DIALECTS.values():  # now, while this copy is the one that is found
         for part in ("scanner", "encoder", "detect", "detect_in_family"):

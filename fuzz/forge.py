@@ -64,6 +64,19 @@ WORDS = {
         b"\x10\x10\0\0\0\x65\0\0", b"\xca\0", b"\xfd\xfd\0", b"\xfe\0\0\1\0", b"\xff\1" + bytes(7),
         b"FAILED", b"timeout",
     ),
+    "mqtt-3.1.1": (
+        b"\x10\x0e\0\4MQTT\4\2\0\0\0\2c1", b"\x20\2\0\0", b"\x30\4\0\1ax", b"\x32\6\0\1a\0\1x",
+        b"\x34\6\0\1a\0\1x", b"\x40\2\0\1", b"\x50\2\0\1", b"\x62\2\0\1", b"\x70\2\0\1",
+        b"\x82\6\0\1\0\1a\1", b"\xa2\5\0\1\0\1a", b"\x90\3\0\1\0", b"\xb0\2\0\1", b"\xc0\0",
+        b"\xd0\0", b"\xe0\0", b"\xff\xff\xff\x7f", b"\x80\1",
+    ),
+    "mqtt-5": (
+        b"\x10\x0f\0\4MQTT\5\2\0\0\0\0\2c1", b"\x20\3\0\0\0", b"\x30\5\0\1a\0x",
+        b"\x32\7\0\1a\0\1\0x", b"\1\1", b"\2\0\0\0\1", b"\3\0\1t", b"\x08\0\1r", b"\x09\0\1c",
+        b"\x0b\1", b"\x11\0\0\0\1", b"\x21\0\1", b"\x22\0\1", b"\x23\0\1", b"\x26\0\1k\0\1v",
+        b"\x27\0\0\1\0", b"\x1f\0\2no", b"\x18\0\0\0\1", b"\x40\3\0\1\x87", b"\xe0\1\4",
+        b"\x82\7\0\1\0\0\1a\x2e", b"\xf0\1\x18", b"\x30\7\0\1a\3\x23\0\1", b"\x30\6\0\0\3\x23\0\1",
+    ),
 }  # fmt: skip
 
 _FIELDS = (
@@ -79,7 +92,8 @@ _TEXTS = (
 _NAMES = (
     "k", "trace", "ž", "id", "ttl", "topic", "content", "hbf.op", "hbf.x", "boson.options",
     "$token", "$client", "$rev", "$wait", "$count", "$code", "$attempt", "$requeue",
-    "$timestamp", "$connection", "$new",
+    "$timestamp", "$connection", "$new", "mqtt.qos", "mqtt.retain", "mqtt.response",
+    "mqtt.will", "mqtt.options", "mqtt.x",
 )  # fmt: skip
 
 
@@ -189,12 +203,20 @@ class Forge:
         return name, value
 
     def _fields(self, message: Any) -> dict[str, Any]:
-        return {name: getattr(message, name) for name in message.__slots__}
+        """The fields of a message, with the parameters among the headers."""
+        fields = {name: getattr(message, name) for name in message.__slots__}
+        del fields["parameters"]
+        return fields | {"headers": self._build.parameters.headers_of(message)}
 
     def _written(self, dialect: str, messages: list[dict[str, Any]]) -> bytes:
         table = self._tables[dialect]
-        table.fill((self._build.message.Message(**fields) for fields in messages), dialect)
+        table.fill((self._made(**fields) for fields in messages), dialect)
         return bytes(self._build.codec.encoder(dialect).encode(table))
+
+    def _made(self, **fields: Any) -> Any:
+        op = fields.get("op", self._build.message.Op.PUBLISH)
+        own, said = self._build.parameters.split(fields.pop("headers", {}), op)
+        return self._build.message.Message(headers=own, parameters=said, **fields)
 
     def _frames(self, dialect: str, data: bytes) -> tuple[Frames, bytes]:
         """The complete frames at the start, and the bytes behind them."""

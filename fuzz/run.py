@@ -31,7 +31,7 @@ WORK = ROOT / "build" / "fuzz"
 VECTORS = ROOT / "tests" / "vectors"
 TARGETS = (
     "boson-text", "boson-binary", "mfp-1", "kobold-1", "kobold-2", "kobold-3", "tmq-1.00",
-    "tmq-1.01", "detect",
+    "tmq-1.01", "mqtt-3.1.1", "mqtt-5", "detect",
 )  # fmt: skip
 
 MAX_INPUT = 2048

@@ -1,10 +1,11 @@
-"""What all tests share: no limit on time, and certificates for TLS, made once a run."""
+"""What all tests share: no limit on time, a brief Java, certificates for TLS made once a run."""
 
 from __future__ import annotations
 
 import signal
 import ssl
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+#: Java for those who need it for seconds: compiled quickly rather than well.
+BRIEF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
@@ -65,6 +69,17 @@ class Certificates:
 
     def _file(self, name: str) -> str:
         return str(self.folder / name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def brief_java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every Spark that a test starts, in this process or another, has a Java for seconds."""
+    folder = tmp_path_factory.mktemp("spark")
+    settings = f"spark.driver.extraJavaOptions {BRIEF_JAVA}\n"
+    (folder / "spark-defaults.conf").write_text(settings, encoding="ascii")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(folder))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,29 @@ def test_the_wire_benchmark_measures_everything(tmp_path: Path) -> None:
         assert case["rates"].keys() >= measured
 
 
+def test_what_the_console_costs_is_measured(tmp_path: Path) -> None:
+    file = tmp_path / "console.json"
+    command = [sys.executable, "-m", "bench.console", "--quick", "--json", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    assert report["traffic"][0] > 0
+    assert "first paint" in result.stdout or "without a browser" in result.stdout
+
+
+def test_streams_of_queue_messages_are_measured_beside_peers(tmp_path: Path) -> None:
+    file = tmp_path / "backlog.json"
+    size = ["--messages", "2000", "--rounds", "1", "--long", "8000"]
+    command = [sys.executable, "-m", "bench.backlog", *size, "--json", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(file.read_text(encoding="utf-8"))
+    for case in ("stream, puts", "stream, gets with acks"):
+        assert report["streams"][case].keys() >= {"Wirelake", "JetStream"}
+    assert report["long"]["seconds to open"] > 0
+    assert report["long"]["opened, gets"] > 0
+
+
 def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
     file = tmp_path / "pressure.json"
     size = ["--size", str(4 << 20), "--seconds", "0.3", "--connections", "40"]
@@ -71,7 +94,7 @@ def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
     assert report["idle"]["share"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(Nats.binary() is None, reason="nats-server is not installed")
 def test_one_run_gives_a_table_a_json_and_a_page_that_can_be_made_again(tmp_path: Path) -> None:
     file, docs = tmp_path / "figures" / "bench.json", tmp_path / "page.md"
@@ -107,7 +130,7 @@ def test_one_run_gives_a_table_a_json_and_a_page_that_can_be_made_again(tmp_path
     assert again.read_bytes() == docs.read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_section_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     java = tmp_path / "jvm" / "bin" / "java"
     java.parent.mkdir(parents=True)
@@ -129,7 +152,7 @@ def test_a_section_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> No
     assert run("--from", file).returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_attacks_are_measured_beside_a_broker_that_nobody_attacks() -> None:
     from bench.attacks import ATTACKS, QUIET, section
 
@@ -162,7 +185,7 @@ def is_running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_signal_ends_it_and_every_server_that_it_has_started(tmp_path: Path) -> None:
     command = [*PROGRAM, "--only", "durable", "--json", str(tmp_path / "bench.json")]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -170,7 +193,7 @@ def test_a_signal_ends_it_and_every_server_that_it_has_started(tmp_path: Path) -
         command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
         # The two brokers of ours are the first and the last ones that are started.
-        while not list(tmp_path.glob("*/uncaptured/broker.db")):
+        while not list(tmp_path.glob("*/uncaptured/journal/*.wlj")):
             assert process.poll() is None
             time.sleep(0.05)
         started = descendants(process.pid)

@@ -38,6 +38,7 @@ def test_an_empty_file_has_the_defaults_of_the_specification(tmp_path: Path) -> 
         "mfp://127.0.0.1:7777",
         "kobold://127.0.0.1:7702",
         "tmq://127.0.0.1:22200",
+        "mqtt://127.0.0.1:1883",
     ]
     assert settings.limits.message == settings.limits.sequence == 64 << 20
     assert settings.limits.headers == 64 << 10

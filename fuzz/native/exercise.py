@@ -19,6 +19,7 @@ from typing import Any
 
 from fuzz.builds import Build
 from fuzz.invariant import LIMITS, Broken, check, check_detection
+from fuzz.native.framed import Framed
 
 #: Runs one input; returns how many of its bytes were read without a fault.
 Exercise = Callable[[memoryview], int]
@@ -158,9 +159,10 @@ def _cut(data: memoryview, chance: random.Random) -> Callable[[_Reading, Any], I
 class Stream:
     """An input is a stream of one dialect, as it stands on the wire."""
 
-    def __init__(self, kernels: Kernels, dialect: str) -> None:
+    def __init__(self, kernels: Kernels, dialect: str, *, whole: bool = True) -> None:
         self.kernels = kernels
         self.dialect = dialect
+        self.whole = whole  # the promises of `fuzz/invariant.py` are for this dialect, too
 
     def __call__(self, data: memoryview) -> int:
         """Read it, write it in other dialects, to Arrow and back, and read it cut in pieces."""
@@ -185,9 +187,19 @@ class Stream:
             self._read_back(written)
         if chance.random() < (0.5 if small else 0.2):
             self._in_pieces(data, chance, limits, table, reading)
-        if small and chance.random() < 1 / 64:
+        if self.whole and small and chance.random() < 1 / 64:
             check(kernels.build, self.dialect, bytes(data))
         return reading.used
+
+    def write_again(self, data: memoryview, chance: random.Random) -> None:
+        """Write a stream in its own dialect, and read that."""
+        kernels = self.kernels
+        table = kernels.table_for(self.dialect, len(data), chance)
+        written = _Written(self.dialect, kernels.codec.encoder(self.dialect))
+        _, filled = kernels.scan(self.dialect, kernels.default, table, _whole(data))
+        for rows in filled:
+            written.frames += written.encoder.encode(rows)
+        self._read_back(written)
 
     def _through_arrow(self, table: Any, chance: random.Random) -> None:
         kernels = self.kernels
@@ -286,18 +298,20 @@ class Routing:
             frames = b"".join(table.frame(row) for row in rows)
             if route.gather(table, rows) != frames:
                 raise Broken(f"other frames were gathered than those of {rows}")
-        asking = route.wanting_ack(table, route.span(start, end))
+        asking = route.wanting_ack(table, range(start, end))
         if bool(len(asking)) != route.wants_ack(table, start, end):
             raise Broken(f"{asking} want an answer, or none does")
-        route.is_contiguous(table, start, end)
+        frames = b"".join(table.frame(row) for row in range(start, end))
+        if route.adjacent(table, start, end) not in (frames, b""):
+            raise Broken(f"rows {start} to {end} have other frames than each of them")
 
 
 class Storing:
     """Rows to batches of the log, in Arrow's stream format, and read by pyarrow."""
 
     def __init__(self) -> None:
-        self.batch = importlib.import_module("wirelake.engine.batch")
-        self.stream = importlib.import_module("wirelake.engine.arrow_stream")
+        self.batch = importlib.import_module("wirelake.journal.batch")
+        self.stream = importlib.import_module("wirelake.journal.arrow_stream")
 
     def __call__(self, table: Any, chance: random.Random) -> None:
         """Store a table twice: as it is, and some of its rows with a time each."""
@@ -316,6 +330,93 @@ class Storing:
             stored += sum(map(len, batch.column("payload").to_pylist()))
         if (count, stored) != (table.count + len(some), payload):
             raise Broken(f"{count} rows, {stored} bytes, of {table.count + len(some)}, {payload}")
+
+
+class Stamping:
+    """Rows to frames for several receivers, with each receiver's own bits or numbers in them."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.codec = importlib.import_module("wirelake.wire.codec")
+
+    def __call__(self, table: Any, chance: random.Random) -> None:
+        """Encode a run of rows once, and stamp it as a copy and in place."""
+        start = chance.randrange(table.count)
+        rows = range(start, chance.randint(start, table.count))
+        encoder = self.kernels.build.codec.encoder(
+            chance.choice(list(self.kernels.codec.DIALECTS)), client=False
+        )
+        encoder.origin = chance.choice((b"", b"client-1"))
+        frames = encoder.encode(table, rows)
+        places = array("I", encoder.marks())
+        places.byteswap()
+        if len(places) > len(rows) or any(place >= len(frames) for place in places):
+            raise Broken(f"{len(frames)} bytes of {len(rows)} rows are marked at {places}")
+        self._stamp(frames, list(places), chance)
+        # Marks that no encoder makes: outside of the frames, twice the same, on the last byte.
+        wild = [chance.choice((0, chance.randrange(1 << 32))) for _ in range(4)]
+        wild += [chance.randrange(len(frames) + 2) for _ in range(4)]
+        self._stamp(frames, chance.sample(wild, chance.randrange(len(wild))), chance)
+
+    def _stamp(self, frames: memoryview, places: list[int], chance: random.Random) -> None:
+        marks = exact(b"".join(place.to_bytes(4, "big") for place in places))
+        numbers = [chance.randrange(1 << 16) for _ in places]
+        bits = 1 << chance.randrange(8)
+        by_bits, by_numbers = bytearray(frames), bytearray(frames)
+        for place, number in zip(places, numbers, strict=True):
+            if place < len(frames):
+                by_bits[place] |= bits
+            if place + 1 < len(frames):
+                by_numbers[place : place + 2] = number.to_bytes(2, "big")
+        for stamp, given, expected, reach in (
+            (self.codec.stamp_bits, bits, by_bits, 0),
+            (self.codec.stamp_numbers, numbers, by_numbers, 1),
+        ):
+            outside = any(place + reach >= len(frames) for place in places)
+            for shared in (True, False):
+                mine = exact(frames) if frames else memoryview(bytearray())
+                try:
+                    stamped = stamp(mine, marks, given, shared=shared)
+                except IndexError:
+                    if not outside:
+                        raise
+                    continue
+                if outside or stamped != expected:
+                    raise Broken(f"{places} in {len(frames)} bytes: {stamp.__name__}, {shared=}")
+                if shared and mine != frames:
+                    raise Broken(f"{stamp.__name__} changed frames that are shared")
+
+
+class Naming:
+    """An input is strings, each behind a byte with its length; a set numbers them."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.names = importlib.import_module("wirelake.wire.names")
+
+    def __call__(self, data: memoryview) -> int:
+        """Add every string, then look for each and for its beginning; clear, and do it again."""
+        chance = random.Random(zlib.crc32(data))
+        names = self.names.Names(chance.randrange(1 << 32), chance.choice((1, 8, 64)))
+        strings = []
+        at = 0
+        while at < len(data):
+            # Few lengths and few letters, so that many are equal, or share a slot.
+            size = data[at] % 6
+            strings.append(bytes(byte & 3 for byte in data[at + 1 : at + 1 + size]))
+            at += 1 + size
+        for _ in range(2):
+            model: dict[bytes, int] = {}
+            for string in strings:
+                if names.add_bytes(string) != model.setdefault(string, len(model)):
+                    raise Broken(f"{string!r} is not number {model[string]}")
+            for string in strings:
+                for one in (string, string[:-1], string + b"x"):
+                    if names.find_bytes(one) != model.get(one, -1):
+                        raise Broken(f"{one!r} is not found as {model.get(one)}")
+            if len(names) != len(model):
+                raise Broken(f"{len(names)} strings, not {len(model)}")
+            names.clear()
+        return len(data)
 
 
 class Arrow:
@@ -359,6 +460,36 @@ class Cbor:
         return len(data) if any(read) else 0
 
 
+class Documents:
+    """An input is a payload, a JSON object or a CBOR map; its two halves are two more."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.columns = importlib.import_module("wirelake.wire.document_columns")
+
+    def __call__(self, data: memoryview) -> int:
+        """Read all of it into columns."""
+        names = ("whole", "float", "yes", "text", "bytes")
+        fields = [
+            (name.encode(), kind, -(2**31), 2**31 - 1, name == "yes" and len(data) % 2 == 0)
+            for kind, name in enumerate(names)
+        ]
+        half, size = len(data) // 2, len(data)
+        body = exact(bytes(data) + bytes(data))
+        offsets = memoryview(array("i", [0, half, size, 2 * size]))
+        plain = 0
+        for kernel in (self.columns.CborColumns, self.columns.JsonColumns):
+            columns = kernel(fields)
+            odd = columns.read(body, offsets, 0, 3)
+            if odd != sum(columns.odd):
+                raise Broken(f"{odd} payloads are odd, and {sum(columns.odd)} are marked")
+            for number in range(len(fields)):
+                for row in range(3):
+                    if columns.odd[row] and columns.marks[3 * number + row]:
+                        raise Broken(f"row {row} is odd, and has a value")
+            plain += 3 - odd
+        return size if plain else 0
+
+
 class Detection:
     """An input is how a stream begins."""
 
@@ -374,11 +505,17 @@ class Detection:
 #: The targets that are no dialect.
 OTHERS: dict[str, Callable[[Kernels], Exercise]] = {
     "cbor": Cbor,
+    "documents": Documents,
     "detect": Detection,
     "route": lambda kernels: Tables(kernels, Routing()),
     "batch": lambda kernels: Tables(kernels, Storing()),
+    "stamp": lambda kernels: Tables(kernels, Stamping(kernels)),
+    "names": Naming,
     "arrow": Arrow,
+    "framed": lambda kernels: Framed(kernels, Stream),
 }
+#: Those of them whose inputs are a byte that chooses a dialect, and a stream of it.
+OF_TABLES = ("route", "batch", "stamp")
 
 
 def exercise(kernels: Kernels, target: str) -> Exercise:

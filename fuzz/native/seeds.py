@@ -8,13 +8,20 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from fuzz.builds import Build
+from fuzz.native.exercise import OF_TABLES, Kernels, Stream
+from fuzz.native.framed import Framed
 from fuzz.run import SEEDS, VECTORS
+
+_DOCUMENTS = (
+    b'{"whole": -12, "float": 2.5e3, "yes": true, "text": "a", "other": [1, {"b": null}]}',
+    b"\xa5\x65whole\x0b\x65float\xfb\x40\x59\0\0\0\0\0\0\x63yes\xf5\x64text\x61a\x65bytes\x41\xff",
+)
 
 
 def seeds_of(build: Build, target: str) -> Iterator[bytes]:
     """The inputs that a target begins with."""
     dialects = list(build.codec.DIALECTS)
-    if target in ("route", "batch"):
+    if target in OF_TABLES:
         for number, dialect in enumerate(dialects):
             for stream in _streams(dialect):
                 yield bytes([number]) + stream
@@ -22,6 +29,14 @@ def seeds_of(build: Build, target: str) -> Iterator[bytes]:
         for dialect in dialects:
             for stream in _streams(dialect):
                 yield _as_arrow(build, dialect, stream)
+    elif target == "names":
+        for dialect in dialects:
+            yield from _streams(dialect)
+    elif target == "framed":
+        for number, stream in enumerate(Framed(Kernels(build), Stream).seeds):
+            yield bytes([number]) + stream
+    elif target == "documents":
+        yield from _DOCUMENTS
     elif target == "cbor":
         for stream in _streams("kobold-2"):
             yield stream[4 : 4 + int.from_bytes(stream[:4], "big")]

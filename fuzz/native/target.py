@@ -16,7 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from fuzz import builds, forge
-from fuzz.native.exercise import Exercise, Kernels, NativeBuild, exercise
+from fuzz.native.exercise import OF_TABLES, Exercise, Kernels, NativeBuild, exercise
 
 
 def load() -> Kernels:
@@ -33,7 +33,7 @@ def mutator(kernels: Kernels, target: str, flip: Any) -> Any:
     if target in dialects or target == "detect":
         names = (target,) if target in dialects else dialects
         return forge.Forge(kernels.build, names, flip).mutate
-    if target not in ("route", "batch"):
+    if target not in OF_TABLES:
         return lambda data, most, _seed: flip(data, most)
     forges = [forge.Forge(kernels.build, (name,), flip) for name in dialects]
 

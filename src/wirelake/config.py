@@ -26,7 +26,7 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta, Struct
 
-from wirelake.dialects import AUTO, default_ports, families
+from wirelake.dialects import AUTO, DIALECTS, default_ports, families
 from wirelake.errors import ConfigError, RefusedError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -101,6 +101,14 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
     key_bytes: Annotated[int, _is("bytes of all keys and their values", ge=1024)] = 1024 * _MEBIBYTE
     deleted_keys: Annotated[int, _is("deleted keys whose last revision is remembered", ge=1)] = (
         10_000
+    )
+    sessions: Annotated[int, _is("MQTT sessions that outlive their connections", ge=1)] = 100_000
+    session_messages: Annotated[
+        int, _is("messages that wait for one of them; what is more is dropped", ge=1)
+    ] = 100_000
+    retained: Annotated[int, _is("retained messages in all", ge=1)] = 1_000_000
+    retained_bytes: Annotated[int, _is("bytes of all retained messages", ge=1024)] = (
+        1024 * _MEBIBYTE
     )
 
 
@@ -238,6 +246,12 @@ def _ranges(table: type[Struct]) -> list[tuple[str, float, float]]:
     ]
 
 
+class DialectSettings(_Table, frozen=True, kw_only=True):
+    """A dialect that a file in TOML describes: see `wirelake dialect`."""
+
+    file: Annotated[str, _is("the description, found from the folder of the configuration file")]
+
+
 class TlsSettings(_Table, frozen=True, kw_only=True):
     """Files in PEM format, found from the folder of the configuration file."""
 
@@ -347,6 +361,10 @@ class Settings(_Table, frozen=True, kw_only=True):
     http_connections: Annotated[
         int, _is("of HTTP at a time; beyond that, idle ones are closed", ge=8, le=1 << 20)
     ] = 1024
+    http_origins: Annotated[
+        tuple[str, ...],
+        _is("origins of web pages that may open WebSockets, beside our own: `https://example.org`"),
+    ] = ()
     handshake_timeout: Annotated[
         float, _is("seconds of silence inside a handshake or a frame", gt=0)
     ] = 30.0
@@ -358,6 +376,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     mfp: MfpSettings = MfpSettings()
     capture: CaptureSettings = CaptureSettings()
     queues: tuple[QueueSettings, ...] = ()
+    dialects: tuple[DialectSettings, ...] = ()
     tls: TlsSettings | None = None
     tokens: tuple[TokenSettings, ...] = ()
 
@@ -369,6 +388,11 @@ class Settings(_Table, frozen=True, kw_only=True):
             values = [getattr(token, kind) for token in self.tokens]
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"tokens: two have the {kind} {twice[0]}")
+
+    @property
+    def has_default_listeners(self) -> bool:
+        """Whether nobody said where to listen."""
+        return self.listen == default_listeners()
 
     @property
     def listeners(self) -> list[Listener]:
@@ -392,10 +416,20 @@ class Settings(_Table, frozen=True, kw_only=True):
                 )
 
 
+class _Described(Struct):
+    """The part of the settings that all others need."""
+
+    dialects: tuple[DialectSettings, ...] = ()
+
+
 def read_settings(file: Path) -> Settings:
-    """The settings of a TOML file."""
+    """The settings of a TOML file; the dialects that it names are there afterwards."""
     try:
-        settings = msgspec.toml.decode(file.read_bytes(), type=Settings)
+        content = file.read_bytes()
+        for described in msgspec.toml.decode(content, type=_Described).dialects:
+            # First, as listeners name families, and every family may have a default listener.
+            DIALECTS.describe(file.parent / described.file)
+        settings = msgspec.toml.decode(content, type=Settings)
     except OSError as error:
         raise ConfigError(str(file), error.strerror or str(error)) from None
     except msgspec.ValidationError as error:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Op(IntEnum):
@@ -85,17 +87,56 @@ class Flag(IntFlag):
     OVERSIZE = 64  # an mfp body over 1000 bytes: readable, not publishable
     VERSION_2 = 128  # boson-binary version 2
 
+    # A test of a flag gives a plain number. To make a Flag of it, as enum would, takes longer than
+    # to read a message.
+    __and__ = int.__and__  # type: ignore[assignment]  # IntFlag's returns a Flag
+    __rand__ = int.__rand__  # type: ignore[assignment]
+
 
 NO_FLAGS = Flag(0)
 
 
-class Message(Struct, frozen=True):
-    """A message or a control frame; absent is empty or zero, never a made-up value.
+class Parameters(Struct, frozen=True):
+    """What an op carries beside the fields of the message; None and empty stand for absent.
 
-    A header whose name begins with `$` is a parameter of the op (`$token`, `$client`, `$rev`,
-    `$wait`, `$count`, `$code`, `$attempt`, `$requeue`, `$timestamp`, `$connection`), all others
-    are the user's.
+    On the wire and in the log a parameter is a header, `$` and the name of the field: `$rev`. Only
+    `wirelake.wire.parameters` knows how its text is read and written.
     """
+
+    client: str = ""
+    token: str = ""
+    rev: int | None = None
+    count: int | None = None
+    wait: float | None = None  # seconds
+    code: str = ""
+    attempt: int | None = None
+    requeue: bool = True
+    timestamp: int | None = None  # kobold-2's sender time
+    connection: str = ""  # mfp: `pub` or `sub`
+    #: The texts, by field, that would be written differently (`007`) or that are no value (`many`).
+    verbatim: Mapping[str, str] = {}
+    #: Why the op cannot be done: the first parameter of it that is no value; empty where all are.
+    fault: str = ""
+
+    def but(self, **changes: Any) -> Parameters:
+        """These parameters with other values for some; their texts go with the old ones."""
+        if self.verbatim:
+            kept = {field: text for field, text in self.verbatim.items() if field not in changes}
+            changes["verbatim"] = kept
+        changed = replace(self, **changes)
+        return changed if changed != NO_PARAMETERS else NO_PARAMETERS
+
+
+NO_PARAMETERS = Parameters()
+
+#: The largest value of each number that a sender may set; the smallest is 0.
+LARGEST = {"content_type": 0xFFFF, "priority": 1, "ttl": 0x7FFFFFFF}
+#: The most bytes of an id, a correlation id or a client id.
+MAX_ID = 255
+
+
+class Message(Struct, frozen=True):
+    """A message or a control frame; absent is empty or zero, never a made-up value."""
 
     address: str = ""
     payload: bytes = b""
@@ -106,13 +147,15 @@ class Message(Struct, frozen=True):
     content_type: int = 0
     priority: int = 0
     ttl: int = 0
-    headers: Mapping[str, str] = {}
+    headers: Mapping[str, str] = {}  # the user's
     flags: Flag = NO_FLAGS
     timestamp: int = 0
     dialect: str = ""
     op: Op = Op.PUBLISH
     #: How the connection that sent it knows its answer, where that is not the id; never in the log.
     ticket: int = 0
+    #: `NO_PARAMETERS`, the same object, where there are none.
+    parameters: Parameters = NO_PARAMETERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """For tests of programs that use Wirelake: a real broker, and a wire to it that fails on demand.
 
+For tests of dialects there is `check_dialect`: see `wirelake.conformance`.
+
     with testing.Broker() as broker, testing.Proxy(broker.url("kobold-2")) as proxy:
         with wirelake.connect_sync(proxy.url) as client:
             proxy.to_broker.cut(after=7)
@@ -31,14 +33,14 @@ import uvloop
 from wirelake.client.loop import LoopThread
 from wirelake.client.url import parse
 from wirelake.config import Listener, Settings
+from wirelake.conformance import check_dialect
 from wirelake.dialects import DIALECTS
-from wirelake.engine.base import Engine
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import ConfigError
 from wirelake.http.server import HttpServer
+from wirelake.journal.engine import Engine
 from wirelake.net.server import Server, open_engine
 
-__all__ = ["Broker", "Proxy", "Way"]
+__all__ = ["Broker", "Proxy", "Way", "check_dialect"]
 
 LOOPBACK = "127.0.0.1"
 
@@ -170,14 +172,23 @@ class Broker(_Started):
         settings = msgspec.structs.replace(self.settings, listen=urls)
         engine: Engine
         if self._in_memory:
-            engine = MemoryEngine(partitions=settings.capture.partitions if self._with_http else 0)
+            engine = Engine.in_memory(
+                partitions=settings.capture.partitions if self._with_http else 0
+            )
         else:
             engine = open_engine(settings, asyncio.get_running_loop())
         try:
             server = Server.configured(settings, engine)
-            await server.start()
+            listeners = await server.start()
             if self._with_http:
-                self._http = HttpServer(server.node, f"{LOOPBACK}:{self._http_port}")
+                place = f"{LOOPBACK}:{self._http_port}"
+                self._http = HttpServer(
+                    server.node,
+                    place,
+                    listeners=listeners,
+                    adopt=server.adopt,
+                    origins=settings.http_origins,
+                )
                 self.http_url = await self._http.start()
                 self._http_port = urlsplit(self.http_url).port or 0
         except BaseException:

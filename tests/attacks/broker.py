@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from wirelake.config import hash_token
 from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import ProtocolError
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 from wirelake.wire import FrameTable
 
 LOOPBACK = "127.0.0.1"
@@ -218,9 +218,9 @@ class Broker:
 
     def state(self, secret: str = "") -> dict[str, Any]:
         """What the broker tells operators of itself; `secret` needs the right `admin`."""
-        headers = {"$token": secret} if secret else {}
+        said = Parameters(token=secret)
         with Client(self, "kobold-1") as client:
-            answer = client.ask(Message(op=Op.INFO, address="$node", headers=headers))
+            answer = client.ask(Message(op=Op.INFO, address="$node", parameters=said))
         state: dict[str, Any] = json.loads(answer.payload)
         return state
 
@@ -339,10 +339,7 @@ class Client:
 
     def login(self, name: str = "", secret: str = "") -> Message:
         """Authenticate with a token and claim a client id; for Kobold and boson-binary."""
-        headers = {"$client": name} if name else {}
-        if secret:
-            headers["$token"] = secret
-        return self.ask(Message(op=Op.AUTH, headers=headers))
+        return self.ask(Message(op=Op.AUTH, parameters=Parameters(client=name, token=secret)))
 
     def is_closed(self, wait: float = WAIT) -> bool:
         """Read until the broker hangs up, and say whether it did."""

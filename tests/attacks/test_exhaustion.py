@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import LOOPBACK, Broker, Client, eventually
-from wirelake.engine.sqlite import WATCH
+from wirelake.journal.files import WATCH
 from wirelake.message import Message, Op
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -133,18 +133,13 @@ def replace(broker: Broker) -> None:
     shutil.copytree(broker.data.with_name("away"), broker.data)
 
 
-def delete_log(broker: Broker) -> None:
-    """Delete the files of the log, and leave their folder."""
-    for file in (broker.data / "log").iterdir():
+def delete_files(broker: Broker) -> None:
+    """Delete the files of the journal, and leave their folder."""
+    for file in (broker.data / "journal").iterdir():
         file.unlink()
 
 
-def delete_database(broker: Broker) -> None:
-    """Delete one file."""
-    (broker.data / "broker.db").unlink()
-
-
-@pytest.mark.parametrize("harm", [delete, replace, delete_log, delete_database])
+@pytest.mark.parametrize("harm", [delete, replace, delete_files])
 def test_a_data_directory_that_is_gone_is_trouble_within_a_second(
     tmp_path: Path, harm: object
 ) -> None:
@@ -157,7 +152,7 @@ def test_a_data_directory_that_is_gone_is_trouble_within_a_second(
         assert json.loads(body)["state"] == "trouble"
         assert "while it was used" in json.loads(body)["text"]
         refused = client.ask(Message(op=Op.CREATE, address="other", payload=b"2"))
-        assert refused.headers["$code"] == "busy"
+        assert refused.parameters.code == "busy"
         assert client.ask(Message(op=Op.READ, address="k")).payload == b"1"
         assert eventually(lambda: broker.events("trouble"))
 

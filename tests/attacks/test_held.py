@@ -75,7 +75,7 @@ def test_an_op_without_the_right_to_it_is_refused(
             assert client.login("", secret_of("few")).op == Op.OK
         answer = client.ask(RIGHTS_OF_OPS[action])
         assert answer.op == Op.ERROR
-        assert answer.headers["$code"] == "unauthorized"
+        assert answer.parameters.code == "unauthorized"
         assert b"secret" not in answer.payload
 
 
@@ -140,4 +140,4 @@ def test_what_is_refused_is_told_by_one_of_the_known_codes(broker: Broker, diale
             Message(op=Op.DELIVER, address="x"),
         ):
             answer = client.ask(message)
-            assert (answer.op, answer.headers["$code"] in CODES) == (Op.ERROR, True), answer
+            assert (answer.op, answer.parameters.code in CODES) == (Op.ERROR, True), answer

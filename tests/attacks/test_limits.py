@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.attacks.broker import MIB, Broker, Client, eventually
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 QUOTAS = """
 [quotas]
@@ -25,7 +25,7 @@ levels = 8
 ATTACKS = {
     "subscriptions": lambda k: Message(op=Op.SUBSCRIBE, address=f"s/{k}/+"),
     "services": lambda k: Message(op=Op.SERVE, address=f"s/{k}"),
-    "pulls": lambda k: Message(op=Op.DEQUEUE, address="q", headers={"$wait": "999999999"}),
+    "pulls": lambda k: Message(op=Op.DEQUEUE, address="q", parameters=Parameters(wait=999999.999)),
     "watches": lambda k: Message(op=Op.WATCH, address=f"s/{k}"),
     "queues": lambda k: Message(op=Op.ENQUEUE, address=f"q/{k}"),
     "keys": lambda k: Message(op=Op.CREATE, address=f"k/{k}"),

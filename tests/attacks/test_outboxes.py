@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, frames
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 OUTBOX = 8 * MIB
 TOTAL = 256 * MIB
@@ -63,7 +63,7 @@ def list_many_keys(broker: Broker, stack: ExitStack, number: int) -> None:
     client = deaf(broker, stack)
     client.send(*[Message(op=Op.READ, address="keys/#", correlation_id="r")] * 20)
     watcher = deaf(broker, stack)
-    watcher.send(Message(op=Op.WATCH, address="keys/#", headers={"$rev": "0"}))
+    watcher.send(Message(op=Op.WATCH, address="keys/#", parameters=Parameters(rev=0)))
     time.sleep(1)
 
 
@@ -77,7 +77,7 @@ def ask_for_information(broker: Broker, stack: ExitStack, number: int) -> None:
 def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
     """200 MB to a client that does not read."""
     victim = deaf(broker, stack)
-    victim.send(Message(op=Op.PING, headers={"$client": f"victim-{number}"}))
+    victim.send(Message(op=Op.PING, parameters=Parameters(client=f"victim-{number}")))
     eventually(lambda: is_there(broker, f"victim-{number}"))
     message = Message(target=f"victim-{number}", payload=b"x" * 1_000_000)
     for _ in range(2):  # whoever sends may be let go on when the victim has been disconnected
@@ -87,7 +87,9 @@ def send_direct_messages(broker: Broker, stack: ExitStack, number: int) -> None:
 def request_of_a_service(broker: Broker, stack: ExitStack, number: int) -> None:
     """300 MB of requests to a service that does not read."""
     service = deaf(broker, stack)
-    service.send(Message(op=Op.SERVE, address=f"s/{number}", headers={"$client": f"s-{number}"}))
+    service.send(
+        Message(op=Op.SERVE, address=f"s/{number}", parameters=Parameters(client=f"s-{number}"))
+    )
     eventually(lambda: is_there(broker, f"s-{number}"))
     request = Message(op=Op.REQUEST, address=f"s/{number}", payload=b"x" * 1_000_000)
     client = deaf(broker, stack)
@@ -108,10 +110,14 @@ def watch_a_key(broker: Broker, stack: ExitStack, number: int) -> None:
 def pull_from_a_queue(broker: Broker, stack: ExitStack, number: int) -> None:
     """Pulls of 30 messages of 1 MiB at once, and the same queue consumed by somebody deaf."""
     puller = deaf(broker, stack)
-    puller.send(Message(op=Op.DEQUEUE, address=f"q/{number}", headers={"$count": "20"}))
-    puller.send(*[Message(op=Op.DEQUEUE, address=f"q/{number}", headers={"$count": "9"})] * 10)
+    puller.send(Message(op=Op.DEQUEUE, address=f"q/{number}", parameters=Parameters(count=20)))
+    puller.send(
+        *[Message(op=Op.DEQUEUE, address=f"q/{number}", parameters=Parameters(count=9))] * 10
+    )
     consumer = deaf(broker, stack)
-    consumer.send(Message(op=Op.SUBSCRIBE, address=f"q/{number}", headers={"$count": "1000"}))
+    consumer.send(
+        Message(op=Op.SUBSCRIBE, address=f"q/{number}", parameters=Parameters(count=1000))
+    )
     time.sleep(1)
 
 

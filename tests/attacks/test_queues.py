@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, secret_of, token
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 NONSENSE = ["Ack-Timeout: nan", "Ack-Timeout: inf", "Ack-Timeout: -1", "Ack-Timeout: 1e23",
             "Max-Deliveries: -3", "Max-Deliveries: " + "9" * 5000]  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_reader_does_not_divert_a_topic(tmp_path: Path, dialect: str) -> None:
         publisher.login("", secret_of("alice"))
         reader.login("", secret_of("reader"))
         refused = reader.ask(Message(op=Op.DEQUEUE, address="house/door"))
-        assert refused.headers["$code"] == "unauthorized"
+        assert refused.parameters.code == "unauthorized"
         assert b"declare" in refused.payload
         status, _ = broker.http(
             "/v1/queues/house/door", method="PUT", body=b"{}", secret=secret_of("reader")
@@ -67,7 +67,7 @@ def test_dead_letters_are_found_though_somebody_subscribed_before(tmp_path: Path
         worker.ask(Message(op=Op.ENQUEUE, address="jobs", payload=b"j1", id="j1"))
         worker.send(Message(op=Op.DEQUEUE, address="jobs"))
         assert worker.receive().payload == b"j1"
-        refusal = Message(op=Op.NACK, address="jobs", id="j1", headers={"$requeue": "0"})
+        refusal = Message(op=Op.NACK, address="jobs", id="j1", parameters=Parameters(requeue=False))
         worker.receive()  # the end of the pull
         assert worker.ask(refusal).op == Op.OK
         assert waiting.receive().payload == b"j1"

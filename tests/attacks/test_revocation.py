@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, secret_of, token
 from tests.http.house import arrow, rows
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 ROOT = token("root", publish=["#"], subscribe=["#"], admin=True)
 READER = token("reader", subscribe=["#"])
@@ -119,6 +119,6 @@ def test_a_revoked_token_cannot_go_on_by_a_message_on_the_wire(broker: Broker) -
         assert client.is_closed()
     with Client(broker) as client:
         answer = client.ask(
-            Message(op=Op.SUBSCRIBE, address="#", headers={"$token": secret_of("reader")})
+            Message(op=Op.SUBSCRIBE, address="#", parameters=Parameters(token=secret_of("reader")))
         )
-        assert answer.headers["$code"] == "unauthorized"
+        assert answer.parameters.code == "unauthorized"

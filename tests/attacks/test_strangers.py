@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import Broker, Client, eventually, secret_of, token
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 ROOT = token(
     "root", publish=["#"], subscribe=["#"], serve=["#"], store=["#"], declare=["#"], admin=True
@@ -62,7 +62,7 @@ def refusals(broker: Broker, dialect: str, name: str, secret: str) -> list[str]:
             Message(op=Op.WATCH, address=k),
         ):
             answer = client.ask(message)
-            assert answer.headers["$code"] == "unauthorized", (message, answer)
+            assert answer.parameters.code == "unauthorized", (message, answer)
             told.append(f"{message.op} {answer.payload.decode()}".replace(name, "NAME"))
     return told
 
@@ -118,11 +118,11 @@ def test_info_tells_a_stranger_nothing(broker: Broker, dialect: str) -> None:
     with Client(broker, dialect) as client:
         for address in ("$node", "$queues", "$nothing"):
             answer = client.ask(Message(op=Op.INFO, address=address))
-            assert answer.headers["$code"] == "unauthorized"
+            assert answer.parameters.code == "unauthorized"
             assert answer.payload == b"no right to know this"
         assert client.login("", secret_of("reader")).op == Op.OK
         assert client.ask(Message(op=Op.INFO, address="$node")).op == Op.OK
-        assert client.ask(Message(op=Op.INFO, address="$nothing")).headers["$code"] == "not_found"
+        assert client.ask(Message(op=Op.INFO, address="$nothing")).parameters.code == "not_found"
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_guessing_tokens_by_http_is_slowed_down_and_told(tmp_path: Path) -> None
 def test_two_thousand_guesses_on_one_connection_end_it(tmp_path: Path, dialect: str) -> None:
     with Broker(tmp_path, ROOT) as broker, Client(broker, dialect) as client:
         guesses = [
-            Message(op=Op.AUTH, correlation_id="1", headers={"$token": f"guess-{number}"})
+            Message(op=Op.AUTH, correlation_id="1", parameters=Parameters(token=f"guess-{number}"))
             for number in range(2000)
         ]
         client.send(*guesses)
@@ -201,7 +201,7 @@ def test_a_client_id_has_a_length_and_an_alphabet(tmp_path: Path, dialect: str) 
         for name in ("Z" * 65, "a+b", "#", "$events"):
             with Client(broker, dialect) as client:
                 answer = client.login(name)
-                assert (answer.op, answer.headers.get("$code")) == (Op.ERROR, "bad_request"), name
+                assert (answer.op, answer.parameters.code) == (Op.ERROR, "bad_request"), name
         with Client(broker, dialect) as client:
             assert client.login("Z" * 64).op == Op.OK
 

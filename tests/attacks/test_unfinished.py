@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, frames, secret_of, token
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 TOKENS = token("alice", publish=["#"], subscribe=["#"]) + token("root", admin=True)
 SLACK = 64 * MIB
@@ -37,10 +37,10 @@ def test_strangers_hold_next_to_nothing_where_there_are_tokens(tmp_path: Path) -
 def test_whoever_authenticates_may_send_large_messages_at_once(
     tmp_path: Path, dialect: str
 ) -> None:
-    headers = {"$token": secret_of("alice")}
+    said = Parameters(token=secret_of("alice"))
     with Broker(tmp_path, TOKENS) as broker, Client(broker, dialect) as alice:
         alice.send(
-            Message(op=Op.AUTH, correlation_id="1", headers=headers),
+            Message(op=Op.AUTH, correlation_id="1", parameters=said),
             Message(op=Op.SUBSCRIBE, address="a", correlation_id="2"),
             Message(address="a", payload=b"x" * MIB),
         )

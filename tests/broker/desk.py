@@ -8,8 +8,8 @@ from wirelake.broker.budget import Budget
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session, begin_session
 from wirelake.dialects.codec import Feed, encoder
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message, Op
+from wirelake.journal.engine import Engine
+from wirelake.message import NO_PARAMETERS, Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
 
 DIALECT_ROLES = {"mfp-1": "pub"}
@@ -19,7 +19,7 @@ class Desk:
     """A node whose time is a number."""
 
     def __init__(self, node: Node | None = None) -> None:
-        self.node = node or Node(MemoryEngine())
+        self.node = node or Node(Engine.in_memory())
         self.now = 100.0
         self.later: list[Client] = []  # those that read again when the current read is done
 
@@ -136,19 +136,20 @@ class Client:
         """The dialect's opening."""
         if self.dialect == "mfp-1":
             full = f"{name or 'some client'}:{token}" if token else name or "some client"
-            self.send(Message(op=Op.HANDSHAKE, source=full, headers={"$connection": role}))
+            self.send(Message(op=Op.HANDSHAKE, source=full, parameters=Parameters(connection=role)))
         elif self.dialect.startswith("tmq"):
             lines = [f"Client-Id: {name}"] * bool(name) + [f"Client-Token: {token}"] * bool(token)
             self.send(Message(op=Op.HANDSHAKE))
             self.send(Message(op=Op.HELLO, payload="\r\n".join([*lines, ""]).encode()))
+        elif self.dialect.startswith("mqtt"):
+            said = Parameters(token=token) if token else NO_PARAMETERS
+            headers = {"mqtt.clean": "1", "mqtt.keepalive": "0"}
+            self.send(Message(op=Op.HANDSHAKE, source=name, headers=headers, parameters=said))
         elif self.dialect == "boson-text":
             if token:
-                self.send(Message(op=Op.AUTH, headers={"$token": token}))
+                self.send(Message(op=Op.AUTH, parameters=Parameters(token=token)))
         elif name or token:
-            headers = {"$client": name} if name else {}
-            if token:
-                headers["$token"] = token
-            self.send(Message(op=Op.AUTH, headers=headers))
+            self.send(Message(op=Op.AUTH, parameters=Parameters(client=name, token=token)))
         self.opening = self.take()
 
     def say(self, data: bytes) -> None:

@@ -11,9 +11,10 @@ import pytest
 from tests.broker.desk import Desk
 from wirelake.broker.node import Node
 from wirelake.dialects import DIALECTS
-from wirelake.engine.arrow_stream import decode
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message, Op
+from wirelake.journal.arrow_stream import decode
+from wirelake.journal.engine import Engine
+from wirelake.journal.memory import MemoryJournal
+from wirelake.message import Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
 
 PARTITIONS = 4
@@ -21,12 +22,11 @@ PARTITIONS = 4
 
 @pytest.fixture
 def desk() -> Desk:
-    return Desk(Node(MemoryEngine(partitions=PARTITIONS), epoch=1_000_000.0))
+    return Desk(Node(Engine.in_memory(partitions=PARTITIONS), epoch=1_000_000.0))
 
 
 def logged(desk: Desk, *ops: str) -> list[dict[str, Any]]:
     """The rows of the log, by partition and offset; of these ops only, if any are named."""
-    desk.node.capture.flush()
     rows = []
     for position in desk.node.engine.positions():
         for batch in desk.node.engine.read(position.partition, position.first, position.next):
@@ -70,8 +70,8 @@ def test_what_is_refused_or_excluded_or_reserved_is_not_captured(desk: Desk) -> 
 
 def test_a_token_is_never_captured(desk: Desk) -> None:
     client = desk.client("kobold-3")
-    client.send(Message("a", b"x", headers={"$token": "geheim", "unit": "C"}))
-    client.send(Message(op=Op.AUTH, headers={"$token": "geheim"}))
+    client.send(Message("a", b"x", headers={"unit": "C"}, parameters=Parameters(token="geheim")))
+    client.send(Message(op=Op.AUTH, parameters=Parameters(token="geheim")))
     (row,) = logged(desk)
     assert row["headers"] == [("unit", "C")]
 
@@ -116,8 +116,9 @@ def test_the_life_of_a_queue_message_is_captured(desk: Desk) -> None:
         Message(op=Op.ENQUEUE, address="jobs", payload=b"work", id="j1")
     )
     worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
-    for op, headers in ((Op.NACK, {}), (Op.NACK, {"$requeue": "0"})):
-        worker.send(Message(op=op, address="jobs", id="j1", headers=headers))
+    for requeue in (True, False):
+        said = Parameters(requeue=requeue)
+        worker.send(Message(op=Op.NACK, address="jobs", id="j1", parameters=said))
     rows = logged(desk, "enqueue", "deliver", "nack", "dead", "ack")
     life = [(row["op"], dict(row["headers"]).get("$attempt")) for row in rows if row["id"] == "j1"]
     assert life == [
@@ -157,15 +158,16 @@ def test_changes_of_the_store_direct_messages_and_streams_are_captured(desk: Des
     }
 
 
-class FullDisk(MemoryEngine):
-    """An engine whose disk takes nothing while it is in trouble."""
-
-    trouble = "no space left on device"
+def full_disk() -> Engine:
+    """An engine whose disk takes nothing."""
+    engine = Engine.in_memory(partitions=1)
+    engine.journal.troubles = {0: "no space left on device"}
+    return engine
 
 
 def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None:
     """decision 47"""
-    desk = Desk(Node(FullDisk(partitions=1)))
+    desk = Desk(Node(full_disk()))
     subscriber, client = desk.client("kobold-2"), desk.client("kobold-2", "c")
     subscriber.subscribe("a")
     client.publish("a", b"live")
@@ -176,10 +178,10 @@ def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None
     )
     assert subscriber.payloads() == [b"live"]
     answers = client.take()
-    assert [m.headers["$code"] for m in answers] == ["busy"] * 3
+    assert [m.parameters.code for m in answers] == ["busy"] * 3
     assert all(b"no space left" in m.payload for m in answers)
     assert desk.node.vitals.counters["dropped.uncaptured"] == 1
-    desk.node.engine.trouble = ""
+    desk.node.engine.journal.troubles = {}
     client.publish("a", b"again", ack=True)
     assert [m.op for m in client.take()] == [Op.OK]
     assert [row["payload"] for row in logged(desk)] == [b"again"]
@@ -188,7 +190,7 @@ def test_a_full_disk_refuses_what_is_to_be_kept_and_lets_the_rest_pass() -> None
 @pytest.mark.parametrize("topics", [1, 3])
 def test_on_a_full_disk_what_asks_for_nothing_passes_beside_what_does(topics: int) -> None:
     """decision 47"""
-    desk = Desk(Node(FullDisk(partitions=1)))
+    desk = Desk(Node(full_disk()))
     subscriber, client = desk.client("kobold-2"), desk.client("kobold-2", "c")
     subscriber.subscribe("#")
     client.send(
@@ -204,15 +206,15 @@ def test_on_a_full_disk_what_asks_for_nothing_passes_beside_what_does(topics: in
     )
     assert subscriber.payloads() == [str(n).encode() for n in range(2000) if n % 4 != 3]
     answers = client.take()
-    assert [m.headers["$code"] for m in answers] == ["busy"] * 500
+    assert [m.parameters.code for m in answers] == ["busy"] * 500
     assert [m.id for m in answers] == [f"m{n}" for n in range(2000) if n % 4 == 3]
 
 
-class SlowDisk(MemoryEngine):
+class SlowDisk(Engine):
     """An engine whose disk is behind until it is told to catch up."""
 
     def __init__(self) -> None:
-        super().__init__(partitions=1)
+        super().__init__(MemoryJournal(partitions=1))
         self.waiting: list[Any] = []
         self.behind = 0
 
@@ -226,7 +228,7 @@ class SlowDisk(MemoryEngine):
     def backlog(self) -> int:
         return self.behind
 
-    def after(self, action: Any) -> None:
+    def after(self, action: Any, client: int = 0, **_: Any) -> None:
         self.waiting.append(action)
 
     def catch_up(self) -> None:

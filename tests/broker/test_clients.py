@@ -7,7 +7,7 @@ import pytest
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.clients import Clients
 from wirelake.broker.rights import Rights
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 #: The dialects in which a client names itself and can have a token.
 NAMING = [
@@ -100,9 +100,9 @@ def test_both_connections_of_an_mfp_client_have_the_same_token(desk: Desk) -> No
 @pytest.mark.parametrize("dialect", ["boson-binary", "kobold-1", "kobold-2", "kobold-3"])
 def test_a_client_that_changes_its_token_loses_its_id(desk: Desk, dialect: str) -> None:
     client = desk.client(dialect, "dev-1", token="old")
-    client.send(Message(op=Op.AUTH, headers={"$token": "b"}))
+    client.send(Message(op=Op.AUTH, parameters=Parameters(token="b")))
     assert client.session.client_id == ""
-    client.send(Message(op=Op.AUTH, correlation_id="1", headers={"$client": "dev-1"}))
+    client.send(Message(op=Op.AUTH, correlation_id="1", parameters=Parameters(client="dev-1")))
     assert ops(client.take()) == ["error"], "it is reserved for the first token"
 
 

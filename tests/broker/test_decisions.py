@@ -16,10 +16,9 @@ from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
 from wirelake.dialects import DIALECTS
-from wirelake.engine.base import QueueSettings
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import CODES
-from wirelake.message import Flag, Limits, Message, Op
+from wirelake.journal.engine import Engine, QueueSettings
+from wirelake.message import Flag, Limits, Message, Op, Parameters
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -38,7 +37,7 @@ def mfp(kind: int, payload: bytes, length: int | None = None) -> bytes:
 
 def codes(client: Client) -> list[str]:
     """The codes of the errors that have come."""
-    return [m.headers["$code"] for m in client.take() if m.op == Op.ERROR]
+    return [m.parameters.code for m in client.take() if m.op == Op.ERROR]
 
 
 def ask(client: Client, op: Op, address: str = "", payload: bytes = b"") -> int:
@@ -206,11 +205,11 @@ def test_the_urgent_go_first_and_the_unacknowledged_come_again(desk: Desk) -> No
     desk.client("kobold-1").send(Message("q", b"1"), Message("q", b"2", priority=1))
     worker, other = desk.client("kobold-2"), desk.client("kobold-3")
     worker.send(Message(op=Op.SUBSCRIBE, address="q"))
-    assert [(m.payload, m.headers["$attempt"]) for m in worker.take()] == [(b"2", "1"), (b"1", "1")]
+    assert [(m.payload, m.parameters.attempt) for m in worker.take()] == [(b"2", 1), (b"1", 1)]
     other.send(Message(op=Op.DEQUEUE, address="q"))
     assert [m.op for m in other.take()] == [Op.OK]  # invisible to others
     desk.pass_time(11)
-    assert [(m.payload, m.headers["$attempt"]) for m in worker.take()] == [(b"2", "2"), (b"1", "2")]
+    assert [(m.payload, m.parameters.attempt) for m in worker.take()] == [(b"2", 2), (b"1", 2)]
     desk.pass_time(11)
     assert len(desk.node.queues.get("q/$dead")) == 2
 
@@ -221,11 +220,11 @@ def test_a_revision_is_never_used_twice(desk: Desk) -> None:  # spec: data store
     for op in (Op.CREATE, Op.CREATE, Op.UPDATE, Op.DELETE, Op.READ, Op.CREATE):
         client.send(Message(op=op, address="k", payload=b"v"))
     answers = client.take()
-    assert [m.headers.get("$rev") or m.headers["$code"] for m in answers] == [
-        "1", "exists", "2", "3", "not_found", "4",
+    assert [m.parameters.rev or m.parameters.code for m in answers] == [
+        1, "exists", 2, 3, "not_found", 4,
     ]  # fmt: skip
-    assert [(m.op, m.headers["$rev"]) for m in watcher.take()] == [
-        (Op.SET, "1"), (Op.SET, "2"), (Op.DEL, "3"), (Op.SET, "4"),
+    assert [(m.op, m.parameters.rev) for m in watcher.take()] == [
+        (Op.SET, 1), (Op.SET, 2), (Op.DEL, 3), (Op.SET, 4),
     ]  # fmt: skip
 
 
@@ -237,11 +236,11 @@ def test_a_stream_ends_with_its_count_and_how(desk: Desk) -> None:
         (opened,) = bob.take()
         assert opened.correlation_id != "mine"  # each side has a name of its own
         alice.send(Message(op=Op.DATA, correlation_id="mine", payload=b"12345"))
-        headers = {"$code": code} if code else {}
-        alice.send(Message(op=Op.CLOSE, correlation_id="mine", headers=headers))
+        said = Parameters(code=code)
+        alice.send(Message(op=Op.CLOSE, correlation_id="mine", parameters=said))
         data, closed = bob.take()
         assert data.payload == b"12345"
-        assert closed.headers == {"$count": "5"} | headers
+        assert closed.parameters == said.but(count=5)
     desk.client("tmq-1.01", "car")
     alice.take()
     alice.send(Message(op=Op.OPEN, address="car", correlation_id="s"))
@@ -275,7 +274,7 @@ def test_a_broken_frame_is_answered_counted_logged_and_ends_its_connection(
 @pytest.mark.parametrize("dialect", ["boson-text", *OPS, *TMQ])
 def test_a_length_over_the_limit_is_refused_when_it_is_read(dialect: str) -> None:
     # spec: limits
-    client = Desk(Node(MemoryEngine(), Limits(message=2048))).client(dialect, "boaster")
+    client = Desk(Node(Engine.in_memory(), Limits(message=2048))).client(dialect, "boaster")
     head = {
         "boson-text": b"99999|",
         "boson-binary": b"\0\1\0\1\0\0",
@@ -297,7 +296,7 @@ def test_what_cannot_be_done_is_answered_and_the_connection_lives_on(
     for message, code in [
         (Message(op=Op.ACK, address="no queue", id="1"), "not_found"),
         (Message(op=Op.CREATE, address="k"), "exists"),
-        (Message(op=Op.UPDATE, address="k", headers={"$rev": "9"}), "conflict"),
+        (Message(op=Op.UPDATE, address="k", parameters=Parameters(rev=9)), "conflict"),
         (Message(op=Op.REQUEST, address="s", correlation_id="q"), "no_service"),
         (Message(op=Op.SUBSCRIBE, address="a#"), "bad_request"),
     ]:
@@ -559,7 +558,7 @@ def test_a_tmq_terminate_gives_back_what_is_not_acknowledged(desk: Desk) -> None
     worker.drain()
     assert [m.payload for m in worker.take()] == [b"x"]  # it was on its way
     other.send(Message(op=Op.SUBSCRIBE, address="q"))
-    assert [(m.payload, m.headers["$attempt"]) for m in other.take()] == [(b"x", "2")]
+    assert [(m.payload, m.parameters.attempt) for m in other.take()] == [(b"x", 2)]
 
 
 # Ours
@@ -577,7 +576,7 @@ def test_boson_text_answers_controls_and_mfp_options(desk: Desk) -> None:  # dec
 def test_a_token_in_a_publish_is_seen_by_nobody(desk: Desk, dialect: str) -> None:  # decision 32
     listener, client = desk.client(dialect), desk.client(dialect)
     listener.subscribe("a")
-    client.send(Message("a", b"x", headers={"$token": "secret", "k": "v"}))
+    client.send(Message("a", b"x", headers={"k": "v"}, parameters=Parameters(token="secret")))
     assert b"secret" not in listener.received
     assert [m.headers for m in listener.take()] == [{"k": "v"}]
 
@@ -605,8 +604,8 @@ def test_what_dies_among_the_dead_is_dropped(desk: Desk) -> None:  # decision 35
         worker.send(Message(op=Op.DEQUEUE, address=queue))
         (message,) = [m for m in worker.take() if m.op == Op.DELIVER]
         assert message.headers.get("dead.reason", "") == ("rejected" if "/" in queue else "")
-        headers = {"$requeue": "0"}
-        worker.send(Message(op=Op.NACK, address=queue, id=message.id, headers=headers))
+        said = Parameters(requeue=False)
+        worker.send(Message(op=Op.NACK, address=queue, id=message.id, parameters=said))
     assert [len(queue) for queue in desk.node.queues.all()] == [0, 0]
 
 

@@ -10,9 +10,8 @@ from wirelake.broker.local import LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.broker.queues import MAX_NAME
 from wirelake.broker.rights import Rights
-from wirelake.engine.base import QueueSettings
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message, Op
+from wirelake.journal.engine import Engine, QueueSettings
+from wirelake.message import Flag, Message, Op, Parameters
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -21,7 +20,7 @@ ALL = ("#",)
 
 def with_tokens(**tokens: Rights) -> Desk:
     """A broker with these tokens, and no rights for strangers."""
-    desk = Desk(Node(MemoryEngine()))
+    desk = Desk(Node(Engine.in_memory()))
     desk.node.clients.rights_of_strangers = Rights("stranger")
     desk.node.clients.rights_of_token = tokens.get
     return desk
@@ -42,7 +41,7 @@ def code(client: Client) -> str:
     answer = client.take()[-1]
     if answer.op == Op.REPLY:
         return {200: "", 202: "", 401: "unauthorized"}.get(answer.content_type, "conflict")
-    return answer.headers.get("$code", "")
+    return answer.parameters.code
 
 
 @pytest.mark.parametrize("dialect", [*OPS, *TMQ])
@@ -124,7 +123,13 @@ def bury(desk: Desk, queue: str) -> None:
     client.send(Message(op=Op.DEQUEUE, address=queue))
     client.take()
     client.send(
-        Message(op=Op.NACK, address=queue, id="j1", correlation_id="1", headers={"$requeue": "0"})
+        Message(
+            op=Op.NACK,
+            address=queue,
+            id="j1",
+            correlation_id="1",
+            parameters=Parameters(requeue=False),
+        )
     )
     assert code(client) == ""
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.broker.desk import Client, Desk
 from wirelake.broker.budget import Budget
 from wirelake.broker.endpoint import Policy
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 OUTBOX = 10_000
 BLOCK = b"x" * 900
@@ -188,7 +190,7 @@ def test_a_long_list_is_written_as_it_is_read_and_in_order() -> None:
     client.take()
     client.reads = False
     client.send(Message(op=Op.READ, address="k/#", correlation_id="l"), Message(op=Op.PING, id="p"))
-    client.send(Message(op=Op.WATCH, address="k/#", headers={"$rev": "0"}))
+    client.send(Message(op=Op.WATCH, address="k/#", parameters=Parameters(rev=0)))
     assert client.buffered < OUTBOX + 2000
     other = desk.client("kobold-3", "writer")
     told: list[Message] = []
@@ -225,12 +227,14 @@ def test_whoever_sends_direct_messages_or_requests_waits_too() -> None:
         assert (stopped.is_open, publisher.paused) == (False, False)
 
 
-def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_read() -> None:
+def test_a_watcher_of_somebody_who_has_gone_is_disconnected_when_it_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     desk, _, stopped, _ = desk_with()
     stopped.send(Message(op=Op.WATCH, address="w"))
     late: list[Callable[[], object]] = []
     # A disk that takes a while:
-    desk.node.engine.after = late.append  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(desk.node.engine, "after", lambda action, *_, **__: late.append(action))
     stopped_at = 0
     for number in range(40):
         writer = desk.client("kobold-3")

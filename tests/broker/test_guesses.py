@@ -9,7 +9,7 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.guesses import FORGOTTEN, FREE, FREE_ADDRESS, LONGEST, MOST, QUIET, Guesses
 from wirelake.broker.rights import Rights, all_rights
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 DIALECTS = ["kobold-1", "kobold-2", "kobold-3", "boson-binary", "boson-text"]
 
@@ -37,7 +37,7 @@ def checked(desk: Desk) -> int:
 
 def guess(client: Client, token: str) -> None:
     """Show a token."""
-    client.send(Message(op=Op.AUTH, correlation_id="1", headers={"$token": token}))
+    client.send(Message(op=Op.AUTH, correlation_id="1", parameters=Parameters(token=token)))
 
 
 def visitor(desk: Desk, dialect: str, host: str) -> Client:

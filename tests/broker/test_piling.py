@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker import queue as queue_module
+from wirelake.broker import recent_ids
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.node import Node
 from wirelake.broker.queue import HEADER_OVERHEAD, MESSAGE_OVERHEAD
-from wirelake.engine.base import QueueSettings
-from wirelake.engine.memory import MemoryEngine
-from wirelake.engine.sqlite import SqliteEngine
+from wirelake.journal.engine import Engine, QueueSettings
 from wirelake.message import Message, Op
 
 MIB = 1 << 20
@@ -26,7 +24,7 @@ def revision(client: Client, op: Op, key: str) -> int:
     client.send(Message(op=op, address=key, payload=b"v", correlation_id="t"))
     (answer,) = client.take()
     assert answer.op == Op.OK, answer
-    return int(answer.headers["$rev"])
+    return answer.parameters.rev or 0
 
 
 # Deadlines
@@ -71,7 +69,7 @@ def test_the_latest_ttl_of_a_key_counts() -> None:
     assert revision(client, Op.READ, "k") == 2
     desk.pass_time(60)
     client.send(Message(op=Op.READ, address="k", correlation_id="t"))
-    assert client.take()[0].headers["$code"] == "not_found"
+    assert client.take()[0].parameters.code == "not_found"
 
 
 def test_many_keys_that_end_at_once_end_step_by_step_and_are_not_seen_meanwhile() -> None:
@@ -104,7 +102,7 @@ def test_a_revision_is_never_used_twice_though_deleted_keys_are_forgotten() -> N
 
 def test_revisions_go_on_above_the_floor_after_a_restart(tmp_path: Path) -> None:
     # decision 70
-    engine = SqliteEngine(tmp_path)
+    engine = Engine.on_disk(tmp_path)
     node = Node(engine)
     node.quotas.change(deleted_keys=10)
     store, client = node.store, Desk(node).client("kobold-3")
@@ -118,8 +116,8 @@ def test_revisions_go_on_above_the_floor_after_a_restart(tmp_path: Path) -> None
     kept = set(store._entries)
     engine.close()
 
-    engine = SqliteEngine(tmp_path)
-    assert {entry.key for entry in engine.entries()} - {"$floor"} == kept
+    engine = Engine.on_disk(tmp_path)
+    assert {entry.key for _, entry in engine.entries()} - {"$floor"} == kept
     node = Node(engine)
     again = Desk(node).client("kobold-3")
     assert node.store.create(again.session, Message(address="busy"), 1.0).revision > 14
@@ -171,7 +169,7 @@ def test_what_a_queue_may_hold_counts_headers_and_overhead() -> None:
     producer.send(*[Message(op=Op.ENQUEUE, address="h", headers=headers, correlation_id="t")] * 20)
     answers = producer.take()
     assert [m.op for m in answers].count(Op.OK) == 3
-    assert {m.headers.get("$code") for m in answers if m.op == Op.ERROR} == {"busy"}
+    assert {m.parameters.code for m in answers if m.op == Op.ERROR} == {"busy"}
     queue = desk.node.queues.get("h")
     assert queue.bytes >= 3 * (30_000 + MESSAGE_OVERHEAD + 2 * HEADER_OVERHEAD)
     assert queue.purge() == 3
@@ -188,7 +186,7 @@ def test_acknowledged_messages_leave_no_deadlines_behind() -> None:
         worker.send(Message(op=Op.ACK, address="q", id=f"m{k}"))
     queue = desk.node.queues.get("q")
     assert len(queue) == 0
-    assert queue._deadlines.entries <= 64
+    assert queue._leases.deadlines.entries <= 64
     assert desk.node.queues._shared.wake.entries <= 2 + 64
 
 
@@ -204,7 +202,7 @@ def test_ids_are_forgotten_when_their_time_is_up_though_nobody_puts_anything() -
 
 
 def test_a_queue_remembers_only_so_many_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_module, "MOST_IDS", 100)
+    monkeypatch.setattr(recent_ids, "MOST_IDS", 100)
     desk = Desk()
     producer = desk.client("kobold-3", "producer")
     producer.send(*(Message(op=Op.ENQUEUE, address="q", id=f"m{k}") for k in range(150)))
@@ -216,7 +214,7 @@ def test_a_queue_remembers_only_so_many_ids(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_requests_that_were_answered_leave_nothing_behind() -> None:
-    desk = Desk(Node(MemoryEngine()))
+    desk = Desk(Node(Engine.in_memory()))
     service, asker = desk.client("kobold-3", "service"), desk.client("kobold-3", "asker")
     service.send(Message(op=Op.SERVE, address="s"))
     for k in range(500):

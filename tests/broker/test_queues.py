@@ -9,9 +9,9 @@ from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
 from wirelake.broker.queue import size_of
 from wirelake.dialects import DIALECTS
-from wirelake.engine.base import QueueSettings
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Flag, Message, Op
+from wirelake.journal.engine import Engine, QueueSettings
+from wirelake.message import Flag, Message, Op, Parameters
+from wirelake.wire.parameters import headers_of
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -36,10 +36,10 @@ def put(client: Client, *payloads: bytes, **fields: object) -> None:
     client.send(*[replace(message, payload=payload) for payload in payloads])
 
 
-def answer(client: Client, op: Op, message: Message, **headers: str) -> None:
+def answer(client: Client, op: Op, message: Message, *, requeue: bool = True) -> None:
     """Ack or nack a delivery."""
-    shown = {f"${name}": value for name, value in headers.items()}
-    client.send(Message(op=op, address=message.address, id=message.id, headers=shown))
+    said = Parameters(requeue=requeue)
+    client.send(Message(op=op, address=message.address, id=message.id, parameters=said))
 
 
 @pytest.mark.parametrize("consumer", DIALECTS)
@@ -81,7 +81,7 @@ def test_a_message_is_gone_when_it_is_acked_and_comes_again_when_it_is_nacked(
     (again,) = deliveries(worker)
     assert (again.payload, again.id) == (b"2", two.id)
     if dialect in OPS:
-        assert (two.headers["$attempt"], again.headers["$attempt"]) == ("1", "2")
+        assert (two.parameters.attempt, again.parameters.attempt) == (1, 2)
     else:
         assert [bool(m.flags & Flag.FIRST) for m in (two, again)] == [True, False]
         assert two.flags & Flag.ACK  # DE: the queue wants an acknowledgement
@@ -105,10 +105,10 @@ def test_what_is_not_acked_in_time_or_held_by_a_lost_consumer_goes_to_another(de
     put(desk.client("kobold-3"), b"a", b"b")
     assert len(deliveries(first)) == 2
     desk.pass_time(31)
-    assert [m.headers["$attempt"] for m in deliveries(first)] == ["2", "2"]
+    assert [m.parameters.attempt for m in deliveries(first)] == [2, 2]
     second.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     first.session.lost("gone")
-    assert [m.headers["$attempt"] for m in deliveries(second)] == ["3", "3"]
+    assert [m.parameters.attempt for m in deliveries(second)] == [3, 3]
 
 
 def test_after_too_many_deliveries_a_message_is_dead_and_says_why(desk: Desk) -> None:
@@ -123,14 +123,14 @@ def test_after_too_many_deliveries_a_message_is_dead_and_says_why(desk: Desk) ->
     dead, end = worker.take()
     assert (dead.payload, dead.headers["dead.reason"]) == (b"poison", "too many deliveries")
     assert dead.headers["k"] == "v"
-    assert (end.op, end.headers["$count"]) == (Op.OK, "1")
+    assert (end.op, end.parameters.count) == (Op.OK, 1)
 
 
 def test_a_nack_without_requeue_is_dead_at_once(desk: Desk) -> None:
     worker = desk.client("kobold-1", "worker")
     worker.send(Message(op=Op.SUBSCRIBE, address="jobs"))
     put(desk.client("kobold-3"), b"x")
-    answer(worker, Op.NACK, deliveries(worker)[0], requeue="0")
+    answer(worker, Op.NACK, deliveries(worker)[0], requeue=False)
     assert len(desk.node.queues.get("jobs")) == 0
     assert len(desk.node.queues.get("jobs/$dead")) == 1
 
@@ -140,7 +140,7 @@ def test_urgent_messages_go_before_the_others(desk: Desk) -> None:
     put(producer, b"1", b"2")
     put(producer, b"urgent", priority=1)
     worker = desk.client("kobold-1")
-    worker.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "9"}))
+    worker.send(Message(op=Op.DEQUEUE, address="jobs", parameters=Parameters(count=9)))
     assert [m.payload for m in deliveries(worker)] == [b"urgent", b"1", b"2"]
 
 
@@ -153,7 +153,7 @@ def test_a_message_past_its_ttl_is_dropped_and_counted(desk: Desk) -> None:
 
 def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
-    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", headers={"$count": "2"}))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", parameters=Parameters(count=2)))
     put(desk.client("kobold-3"), *[b"%d" % k for k in range(5)])
     held = deliveries(worker)
     assert len(held) == 2
@@ -164,13 +164,13 @@ def test_a_consumer_holds_at_most_its_prefetch(desk: Desk) -> None:
 @pytest.mark.parametrize("dialect", OPS)
 def test_a_dequeue_waits_for_messages_and_tells_its_end(desk: Desk, dialect: str) -> None:
     worker = desk.client(dialect, "worker")
-    headers = {"$count": "2", "$wait": "1000"}
-    worker.send(Message(op=Op.DEQUEUE, address="jobs", correlation_id="d", headers=headers))
+    said = Parameters(count=2, wait=1.0)
+    worker.send(Message(op=Op.DEQUEUE, address="jobs", correlation_id="d", parameters=said))
     put(desk.client("kobold-3"), b"1")
     assert [m.payload for m in deliveries(worker)] == [b"1"]
     desk.pass_time(2)
     (end,) = worker.take()
-    assert (end.op, end.correlation_id, end.headers["$count"]) == (Op.OK, "d", "1")
+    assert (end.op, end.correlation_id, end.parameters.count) == (Op.OK, "d", 1)
 
 
 def test_an_enqueue_declares_its_queue_unless_it_is_a_topic_in_use(desk: Desk) -> None:
@@ -180,7 +180,7 @@ def test_an_enqueue_declares_its_queue_unless_it_is_a_topic_in_use(desk: Desk) -
     assert len(desk.node.queues.get("new")) == 1
     client.send(Message(op=Op.SUBSCRIBE, address="used"))
     client.send(Message(op=Op.ENQUEUE, address="used", payload=b"x", correlation_id="e"))
-    assert [m.headers["$code"] for m in client.take()] == ["conflict"]
+    assert [m.parameters.code for m in client.take()] == ["conflict"]
 
 
 def test_a_wildcard_matches_no_queue(desk: Desk) -> None:
@@ -240,18 +240,18 @@ def test_two_messages_of_one_id_can_be_told_apart(desk: Desk) -> None:
 
 
 def test_open_queues_and_unacked_messages_are_there_again() -> None:
-    engine = MemoryEngine()
+    engine = Engine.in_memory()
     desk = Desk(Node(engine))
     client = desk.client("kobold-3")
     for k in range(3):
         client.send(Message(op=Op.ENQUEUE, address="jobs", payload=b"%d" % k))
-    client.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "2"}))
+    client.send(Message(op=Op.DEQUEUE, address="jobs", parameters=Parameters(count=2)))
     one, _ = deliveries(client)
     answer(client, Op.ACK, one)
     again = Desk(Node(engine)).client("kobold-1")
-    again.send(Message(op=Op.DEQUEUE, address="jobs", headers={"$count": "9"}))
-    assert [(m.payload, m.headers["$attempt"]) for m in deliveries(again)] == [
-        (b"1", "2"), (b"2", "1"),
+    again.send(Message(op=Op.DEQUEUE, address="jobs", parameters=Parameters(count=9)))
+    assert [(m.payload, m.parameters.attempt) for m in deliveries(again)] == [
+        (b"1", 2), (b"2", 1),
     ]  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def test_a_delay_that_is_no_number_is_refused(desk: Desk) -> None:
     producer.send(
         Message(op=Op.ENQUEUE, address="jobs", correlation_id="t", headers={"delay": "soon"})
     )
-    assert producer.take()[0].headers["$code"] == "bad_request"
+    assert producer.take()[0].parameters.code == "bad_request"
 
 
 def test_a_full_queue_refuses_and_says_why(desk: Desk) -> None:
@@ -317,19 +317,19 @@ def test_a_full_queue_refuses_and_says_why(desk: Desk) -> None:
         producer.send(Message(op=Op.ENQUEUE, address="small", payload=payload, correlation_id="t"))
     answers = producer.take()
     assert [m.op for m in answers] == [Op.OK, Op.ERROR, Op.OK, Op.ERROR]
-    assert {m.headers["$code"] for m in answers if m.op == Op.ERROR} == {"busy"}
+    assert {m.parameters.code for m in answers if m.op == Op.ERROR} == {"busy"}
     assert f"{room} bytes".encode() in answers[1].payload
     assert b"2 messages" in answers[3].payload
 
 
 def test_peek_takes_nothing_and_purge_takes_what_nobody_holds(desk: Desk) -> None:
     worker = desk.client("kobold-2", "worker")
-    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", headers={"$count": "1"}))
+    worker.send(Message(op=Op.SUBSCRIBE, address="jobs", parameters=Parameters(count=1)))
     put(desk.client("kobold-3"), b"1", b"2", b"3")
     queue = desk.node.queues.get("jobs")
     assert [one.message.payload for one in queue.peek(1)] == [b"2"]
     assert queue.purge() == 2
-    assert (len(queue), queue.bytes) == (1, size_of(queue._held[1].stored.message))
+    assert (len(queue), queue.bytes) == (1, queue._messages.size(1))
     assert desk.node.vitals.counters["dropped.purged"] == 2
 
 
@@ -338,12 +338,14 @@ def test_dead_letters_can_be_moved_back(desk: Desk) -> None:
     worker.subscribe("jobs")
     put(desk.client("kobold-3"), b"bad")
     (one,) = deliveries(worker)
-    worker.send(Message(op=Op.NACK, address="jobs", id=one.id, headers={"$requeue": "0"}))
+    worker.send(
+        Message(op=Op.NACK, address="jobs", id=one.id, parameters=Parameters(requeue=False))
+    )
     dead = desk.node.queues.get("jobs/$dead")
     assert [m.message.headers["dead.reason"] for m in dead.peek(1)] == ["rejected"]
     assert dead.move_to(desk.node.queues.get("jobs"), 10, desk.now) == 1
     (again,) = deliveries(worker)
-    assert (again.payload, again.headers["$attempt"]) == (b"bad", "1")
+    assert (again.payload, again.parameters.attempt) == (b"bad", 1)
     assert "dead.reason" not in again.headers
     assert len(dead) == 0
 
@@ -356,10 +358,32 @@ def test_dead_letters_are_consumed_and_acknowledged_like_any_message(
     worker.subscribe("jobs")
     put(desk.client("kobold-3"), b"bad")
     (one,) = deliveries(worker)
-    answer(worker, Op.NACK, one, requeue="0")
+    answer(worker, Op.NACK, one, requeue=False)
     reader = desk.client(dialect, "reader")
     reader.send(Message(op=Op.SUBSCRIBE, address="jobs/$dead"))
     found = deliveries(reader)
     assert [m.address for m in found] == ["jobs/$dead"]
     answer(reader, Op.ACK, found[0])
     assert len(desk.node.queues.get("jobs/$dead")) == 0
+
+
+@pytest.mark.parametrize("dialect", OPS)
+def test_a_parameter_that_the_op_does_not_take_is_carried_along(desk: Desk, dialect: str) -> None:
+    """A `rev` of `1.2` is no revision, but then a queue message has none."""
+    said = Parameters(verbatim={"rev": "1.2", "count": "007", "attempt": "none"})
+    client = desk.client(dialect)
+    client.send(Message(op=Op.ENQUEUE, address="jobs", id="1", parameters=said))
+    client.send(Message(op=Op.DEQUEUE, address="jobs"))
+    (delivery,) = deliveries(client)
+    assert headers_of(delivery) == {"$rev": "1.2", "$count": "007", "$attempt": "1"}
+
+
+def test_a_message_whose_parameter_is_no_value_is_refused_whole(desk: Desk) -> None:
+    client = desk.client("kobold-1")
+    said = Parameters(client="dev-1", verbatim={"count": "many"})
+    client.send(Message(op=Op.SUBSCRIBE, address="jobs", correlation_id="1", parameters=said))
+    (answer,) = client.take()
+    assert (answer.op, answer.parameters.code) == (Op.ERROR, "bad_request")
+    assert answer.payload == b"count is a number, not many"
+    assert client.session.client_id == ""
+    assert not client.session.filters

@@ -11,17 +11,17 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.quotas import Quotas
 from wirelake.config import QuotaSettings
-from wirelake.engine.base import QueueSettings
-from wirelake.message import Message, Op
+from wirelake.journal.engine import QueueSettings
+from wirelake.message import Message, Op, Parameters
 
-WAIT = {"$wait": "60000"}
+WAIT = Parameters(wait=60.0)
 
 #: What asks for one more of each kind; `k` tells them apart.
 ONE_MORE: dict[str, Callable[[int], Message]] = {
     "subscriptions": lambda k: Message(op=Op.SUBSCRIBE, address=f"s/{k}"),
     "services": lambda k: Message(op=Op.SERVE, address=f"s/{k}"),
     "requests": lambda k: Message(op=Op.REQUEST, address="service"),
-    "pulls": lambda k: Message(op=Op.DEQUEUE, address="q", headers=WAIT),
+    "pulls": lambda k: Message(op=Op.DEQUEUE, address="q", parameters=WAIT),
     "watches": lambda k: Message(op=Op.WATCH, address=f"s/{k}"),
     "streams": lambda k: Message(op=Op.OPEN, address="target"),
     "queues": lambda k: Message(op=Op.ENQUEUE, address=f"q/{k}"),
@@ -43,7 +43,7 @@ def ask(client: Client, kind: str, k: int) -> str:
     """Ask for one more of a kind; empty if that was done, or is still being done, or the error."""
     client.send(msgspec.structs.replace(ONE_MORE[kind](k), correlation_id=f"t{k}"))
     errors = [m for m in client.take() if m.op == Op.ERROR]
-    return f"{errors[0].headers['$code']}: {errors[0].payload.decode()}" if errors else ""
+    return f"{errors[0].parameters.code}: {errors[0].payload.decode()}" if errors else ""
 
 
 def test_the_defaults_are_those_of_the_settings() -> None:
@@ -128,7 +128,7 @@ def test_addresses_and_filters_have_so_many_levels_at_most(desk: Desk, op: Op, t
         client.send(Message(op=op, address=address, correlation_id="t", id="m"))
         client.publish("after", b"", ack=True)  # so that there is an answer
         errors = [m for m in client.take() if m.op == Op.ERROR]
-        assert [m.headers["$code"] for m in errors] == ([] if done else ["bad_request"])
+        assert [m.parameters.code for m in errors] == ([] if done else ["bad_request"])
         assert done or b"at most 4 levels (quotas.levels), not 5" in errors[0].payload
 
 
@@ -138,7 +138,7 @@ def test_dead_letters_have_a_queue_whatever_the_quotas(desk: Desk) -> None:
     desk.node.queues.declare(QueueSettings("a/b", max_deliveries=1))
     client.send(Message(op=Op.ENQUEUE, address="a/b", payload=b"x", id="m"))
     client.send(Message(op=Op.DEQUEUE, address="a/b"))
-    client.send(Message(op=Op.NACK, address="a/b", id="m", headers={"$requeue": "0"}))
+    client.send(Message(op=Op.NACK, address="a/b", id="m", parameters=Parameters(requeue=False)))
     assert len(desk.node.queues.get("a/b/$dead")) == 1
 
 

@@ -9,22 +9,22 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
-from wirelake.message import Message, Op
+from wirelake.journal.engine import Engine
+from wirelake.message import Message, Op, Parameters
 
 STORES = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 
 
 def ask(client: Client, op: Op, key: str, value: bytes = b"", rev: int = 0, ttl: int = 0) -> str:
     """Do one thing; the answer as `ok REVISION VALUE` or the error's code."""
-    headers = {"$rev": str(rev)} if rev else {}
+    said = Parameters(rev=rev or None)
     client.send(
-        Message(op=op, address=key, payload=value, headers=headers, ttl=ttl, correlation_id="t")
+        Message(op=op, address=key, payload=value, parameters=said, ttl=ttl, correlation_id="t")
     )
     (answer,) = [m for m in client.take() if m.correlation_id == "t"]
     if answer.op == Op.ERROR:
-        return answer.headers["$code"]
-    return " ".join([answer.op.label, answer.headers["$rev"], answer.payload.decode()]).strip()
+        return answer.parameters.code
+    return " ".join([answer.op.label, str(answer.parameters.rev), answer.payload.decode()]).strip()
 
 
 @pytest.mark.parametrize("dialect", STORES)
@@ -56,10 +56,10 @@ def test_a_watcher_gets_every_change_in_order(dialect: str) -> None:
     ask(client, Op.CREATE, "garden", b"1")
     ask(client, Op.UPDATE, "house/a", b"2")
     ask(client, Op.DELETE, "house/a")
-    assert [(m.op, m.address, m.payload, m.headers["$rev"]) for m in watcher.take()] == [
-        (Op.SET, "house/a", b"1", "1"),
-        (Op.SET, "house/a", b"2", "2"),
-        (Op.DEL, "house/a", b"", "3"),
+    assert [(m.op, m.address, m.payload, m.parameters.rev) for m in watcher.take()] == [
+        (Op.SET, "house/a", b"1", 1),
+        (Op.SET, "house/a", b"2", 2),
+        (Op.DEL, "house/a", b"", 3),
     ]
     watcher.session.lost("gone")
     assert ask(client, Op.CREATE, "house/a", b"3") == "ok 4"
@@ -80,7 +80,7 @@ def test_a_value_with_a_time_to_live_is_deleted_when_it_is_up() -> None:
 
 
 def test_what_an_engine_kept_is_there_again() -> None:
-    engine = MemoryEngine()
+    engine = Engine.in_memory()
     client = Desk(Node(engine)).client("kobold-1")
     ask(client, Op.CREATE, "a", b"1")
     ask(client, Op.CREATE, "b", b"1")
@@ -103,9 +103,9 @@ def test_reading_a_filter_lists_the_keys_that_match(dialect: str) -> None:
         (Op.SET, "a/1", b"a/1"),
         (Op.SET, "a/2", b"a/2"),
     ]
-    assert [m.headers["$rev"] for m in answers[:-1]] == ["1", "1"]
+    assert [m.parameters.rev for m in answers[:-1]] == [1, 1]
     assert answers[-1].op == Op.OK
-    assert answers[-1].headers["$count"] == "2"
+    assert answers[-1].parameters.count == 2
     assert {m.correlation_id for m in answers} == {"list"}
 
 
@@ -122,10 +122,10 @@ def test_a_watch_from_a_revision_begins_with_what_has_come_to_it() -> None:
     ask(client, Op.UPDATE, "b", b"2")
     ask(client, Op.DELETE, "c", b"")
     watcher = desk.client("kobold-3")
-    watcher.send(Message(op=Op.WATCH, address="#", headers={"$rev": "2"}))
-    assert [(m.op, m.address, m.headers["$rev"]) for m in watcher.take()] == [
-        (Op.SET, "b", "2"),
-        (Op.DEL, "c", "2"),
+    watcher.send(Message(op=Op.WATCH, address="#", parameters=Parameters(rev=2)))
+    assert [(m.op, m.address, m.parameters.rev) for m in watcher.take()] == [
+        (Op.SET, "b", 2),
+        (Op.DEL, "c", 2),
     ]
     ask(client, Op.UPDATE, "a", b"2")
     assert [(m.op, m.address) for m in watcher.take()] == [(Op.SET, "a")]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.broker.desk import Desk
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 STREAMING = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 
@@ -26,7 +26,7 @@ def test_bytes_go_both_ways_and_the_end_tells_their_number(near: str, far: str) 
     assert [(m.correlation_id, m.payload) for m in data] == [
         (number, b"one"), (number, b"\x00\xff\r\n"), (number, b""),
     ]  # fmt: skip
-    assert (closed.op, closed.headers) == (Op.CLOSE, {"$count": "7"})
+    assert (closed.op, closed.parameters) == (Op.CLOSE, Parameters(count=7))
     assert [m.payload for m in alice.take()] == [b"back"]
 
 
@@ -38,7 +38,7 @@ def test_the_end_of_a_connection_is_an_unclean_end_of_its_streams() -> None:
     bob.take()
     alice.session.lost("gone")
     (closed,) = bob.take()
-    assert closed.headers == {"$count": "5", "$code": "closed"}
+    assert closed.parameters == Parameters(count=5, code="closed")
 
 
 def test_streams_that_cannot_be_are_refused() -> None:
@@ -58,7 +58,7 @@ def test_streams_that_cannot_be_are_refused() -> None:
     ]
     for message, code in refusals:
         alice.send(message)
-        assert [m.headers["$code"] for m in alice.take()] == [code]
+        assert [m.parameters.code for m in alice.take()] == [code]
 
 
 def test_a_reader_that_is_slow_stops_the_writer_and_is_not_disconnected() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.rights import Rights, all_rights
 from wirelake.dialects.tmq import session as tmq_session
-from wirelake.engine.base import QueueSettings
+from wirelake.journal.engine import QueueSettings
 from wirelake.message import Flag, Message, Op
 
 TMQ = ("tmq-1.00", "tmq-1.01")

@@ -15,9 +15,9 @@ from tests.broker.work import steps
 from wirelake.address import matches
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.topics import MANY_MEMBERS, REMOVED_AT_ONCE
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
-LONG = {"$wait": "999999999"}
+LONG = Parameters(wait=999_999.999)
 
 
 def worked_out(desk: Desk) -> int:
@@ -163,7 +163,7 @@ def waiting_pulls(count: int) -> tuple[Desk, Client]:
     """A desk with a client that waits for messages of one queue, so many times."""
     desk = Desk()
     worker = desk.client("kobold-3", "worker")
-    pull = Message(op=Op.DEQUEUE, address="q", correlation_id="t", headers=LONG)
+    pull = Message(op=Op.DEQUEUE, address="q", correlation_id="t", parameters=LONG)
     worker.send(*[pull] * count)
     return desk, worker
 
@@ -277,5 +277,5 @@ def test_a_long_list_of_keys_comes_in_parts() -> None:
     listed = client.take()
     assert [m.address for m in listed[:count]] == [f"k/{k:04}" for k in range(count)]
     assert [m.correlation_id for m in listed[count:]] == ["list", "none", "after"]
-    assert listed[count].headers["$count"] == str(count)
+    assert listed[count].parameters.count == count
     assert desk.node.vitals.counters["gave_way"] >= before + 10

@@ -11,11 +11,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 import wirelake
-from wirelake.chat.member import SPREAD_SEEN, Member, client_of
-from wirelake.chat.room import Entry, Kind, Room, Tick
+from wirelake.chat.member import SPREAD_SEEN, Member, client_id_for, client_of
+from wirelake.chat.past import Past
+from wirelake.chat.room import BREAK, Entry, Kind, Room, Tick
 from wirelake.chat.session import LossHandler, Session
 from wirelake.dialects import DIALECTS
-from wirelake.errors import ConfigError, RefusedError, WirelakeError
+from wirelake.errors import RefusedError, WirelakeError
 from wirelake.testing import Broker, Proxy
 
 HEARTBEAT = 0.5
@@ -236,10 +237,152 @@ async def test_a_name_that_is_taken_is_refused(broker: Broker) -> None:
         await watcher.until(lambda: alice.rooms["lobby"].names() == [])
 
 
-def test_a_name_that_mfp_cannot_say_is_refused_before_anything_is_opened() -> None:
-    with pytest.raises(ConfigError, match=r"name: .*4 to 32"):
-        client_of("mfp://localhost", "bob", "")
-    client_of("kobold-3://localhost", "bob", "")
+@pytest.mark.parametrize("name", ["bo", "robert", "r" * 33, "ü" * 60, "😀" * 40])
+@pytest.mark.parametrize("token", ["", "t" * 20])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_name_has_any_length_and_the_client_id_what_the_dialect_allows(
+    dialect: str, token: str, name: str
+) -> None:
+    url = f"{dialect}://localhost"
+    made = client_id_for(url, name, token)
+    assert made == client_id_for(url, name, token)  # so nobody is there twice
+    if "client id" not in DIALECTS[dialect].abilities:
+        assert made == ""
+    elif not DIALECTS[dialect].identity:
+        assert made == name
+    else:
+        assert made == name or made.startswith(name[:1])
+    client_of(url, name, token)
+
+
+def test_different_names_that_are_cut_have_different_ids() -> None:
+    ids = {client_id_for("mfp://localhost", "r" * 40 + end, "") for end in ("a", "b", "c")}
+    assert len(ids) == 3
+
+
+async def test_members_tell_each_other_their_dialects(broker: Broker) -> None:
+    async with AsyncExitStack() as stack:
+        people = [
+            await stack.enter_async_context(somebody(broker.url(dialect), f"on-{dialect}"))
+            for dialect in DIALECTS
+        ]
+        for member, watcher in people:
+            room = member.rooms["lobby"]
+            others = {f"on-{one}": one for one in DIALECTS if one != member.dialect}
+            await watcher.until(
+                lambda room=room, others=others: (
+                    {  # type: ignore[misc]  # a lambda has no types
+                        one.name: one.dialect for one in room.members.values()
+                    }
+                    == others
+                )
+            )
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_message_to_one_member_reaches_that_one_alone(broker: Broker, dialect: str) -> None:
+    # decision 76
+    async with (
+        somebody(broker.url("kobold-3"), "robert") as (bob, witness),
+        somebody(broker.url("mfp-1"), "carol") as (carol, bystander),
+        somebody(broker.url(dialect), "alice") as (alice, watcher),
+    ):
+        room = alice.rooms["lobby"]
+        await watcher.until(lambda: room.names() == ["carol", "robert"])
+        await alice.whisper(room, "ROBERT", "psst " * 300)
+        await alice.say(room, "aloud")
+        theirs = bob.rooms["lobby"]
+        await witness.until(lambda: any(one.text == "aloud" for one in theirs.entries))
+        got = [one for one in theirs.entries if one.kind is Kind.MSG]
+        assert [(one.name, one.to) for one in got] == [("alice", "robert")] * len(got)
+        assert " ".join(one.text for one in got).split() == ["psst"] * 300
+        await watcher.until(lambda: next(e for e in room.entries if e.to).tick is Tick.SEEN)
+        others = carol.rooms["lobby"]
+        await bystander.until(lambda: any(one.text == "aloud" for one in others.entries))
+        assert not [one for one in others.entries if one.kind is Kind.MSG]
+        with pytest.raises(RefusedError, match="nobody here is called dave"):
+            await alice.whisper(room, "dave", "hello?")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_topic_is_told_to_those_who_are_there_and_who_come(
+    broker: Broker, dialect: str
+) -> None:
+    async with somebody(broker.url(dialect), "alice") as (alice, _):
+        async with somebody(broker.url("mfp-1"), "robert") as (bob, witness):
+            await alice.set_topic(alice.rooms["lobby"], "release day")
+            await witness.until(lambda: bob.rooms["lobby"].topic == "release day")
+        async with somebody(broker.url("tmq-1.00"), "carol") as (carol, watcher):
+            await watcher.until(lambda: carol.rooms["lobby"].topic == "release day")
+            assert carol.rooms["lobby"].topic_by == "alice"
+        with pytest.raises(RefusedError, match="too_large"):
+            await alice.set_topic(alice.rooms["lobby"], "x" * 2000)
+
+
+async def test_history_topic_and_search_come_from_the_log() -> None:
+    async with Broker(http=True) as broker:
+        url = broker.url("mfp-1")
+        async with somebody(url, "alice") as (alice, watcher):
+            room = alice.rooms["lobby"]
+            await alice.set_topic(room, "release day")
+            for text in ("the Gateway is down", "line one\nline two", "never mind"):
+                await alice.say(room, text)
+            await alice.finish()
+            await watcher.until(lambda: all(e.tick is None or e.tick >= 2 for e in room.entries))
+        with wirelake.connect_sync(broker.url("boson-text")) as plain:
+            plain.publish("lobby", b"from a plain client")
+            plain.ping()
+        past = await asyncio.to_thread(Past.find, broker.url("kobold-3"))
+        assert past is not None
+        client = client_of(broker.url("tmq-1.01"), "robert", "")
+        async with client, Member(client, "robert", Watcher(), HEARTBEAT, past) as bob:
+            room = await bob.enter("lobby")
+            said = [(one.name, one.text) for one in room.entries if one.kind]
+            assert said == [
+                ("alice", "the Gateway is down"),
+                ("alice", f"line one{BREAK}line two"),
+                ("alice", "never mind"),
+                ("", "from a plain client"),
+            ]
+            assert (room.topic, room.topic_by) == ("release day", "alice")
+            session = Session(bob, room)
+            await session.type("/search gateway")
+            await session.type("/rooms")
+            told = [one.text for one in room.entries if one.kind is None]
+            assert "1 found in the log: gateway" in told
+            assert any(one.endswith("alice: the Gateway is down") for one in told)
+            async with somebody(broker.url("kobold-3"), "carol", "team/ops"):
+                assert await session.other_rooms() == ["lobby", "team/ops"]
+
+
+async def test_without_http_there_is_no_past_and_the_chat_works(broker: Broker) -> None:
+    for dialect in ("kobold-3", "boson-text"):
+        assert await asyncio.to_thread(Past.find, broker.url(dialect)) is None
+    async with somebody(broker.url("kobold-3"), "alice") as (alice, _):
+        session = Session(alice, alice.rooms["lobby"])
+        await session.type("something to find")
+        await session.type("/search TO FIND")
+        told = [one.text for one in session.room.entries if one.kind is None]
+        assert "1 found in what is on the screen: TO FIND" in told
+
+
+async def test_what_came_while_nobody_looked_begins_with_a_mark(broker: Broker) -> None:
+    async with (
+        somebody(broker.url("kobold-3"), "alice", "lobby", "ops") as (alice, watcher),
+        somebody(broker.url("kobold-3"), "robert") as (bob, _),
+    ):
+        session = Session(alice, alice.rooms["ops"])
+        watcher.front = "ops"
+        room = alice.rooms["lobby"]
+        for text in ("one", "two"):
+            await bob.say(bob.rooms["lobby"], text)
+        await watcher.until(lambda: room.unread == 2)
+        assert room.new is not None
+        assert room.new.text == "one"
+        session.turn_to(room)
+        assert (room.unread, room.new.text) == (0, "one")
+        session.turn_to(alice.rooms["ops"])
+        assert room.new is None
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -309,7 +452,7 @@ async def test_commands_do_what_they_say(broker: Broker) -> None:
         lobby = session.room
         await watcher.until(lambda: lobby.names() == ["robert"])
         for line, told in [
-            ("/who", "2 here: alice (you), robert"),
+            ("/who", "2 here: alice (you, mfp-1), robert (kobold-3)"),
             ("/dance", "there is no /dance: /help lists what there is"),
             ("/leave", "this is your only room: /join another one first, or /quit"),
             ("/leave elsewhere", "you are not in #elsewhere"),

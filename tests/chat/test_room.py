@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wirelake.chat.room import (
+    BREAK,
     HEARTBEATS,
     HISTORY,
     MAX_BODY,
+    MAX_LINES,
     MAX_MEMBERS,
+    MAX_ROOM,
     MISSING,
     Entry,
     Kind,
@@ -51,7 +54,8 @@ def test_what_is_written_is_read(text: str, kind: Kind) -> None:
 @given(st.binary() | st.binary().map(lambda data: b"chat/1 say lobby " + data))
 def test_whatever_comes_in_is_a_note_or_none(payload: bytes) -> None:
     note = read(payload)
-    assert note is None or note.text.isprintable() or "\u200d" in note.text or "\u200c" in note.text
+    kept = str.maketrans("", "", f"\u200d\u200c{BREAK}")
+    assert note is None or note.text.translate(kept).isprintable()
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_whatever_comes_in_is_a_note_or_none(payload: bytes) -> None:
         b"chat/1 say lobby alice ../../etc hi",
         b"chat/1 say lobby al\x1bice a1.1 hi",
         b"chat/1 say a/# alice a1.1 hi",
-        b"chat/1 say lobby " + b"a" * 33 + b" a1.1 hi",
+        b"chat/1 say lobby " + b"a" * 256 + b" a1.1 hi",
         b"chat/1 say lobby alice a1.1 \xff",
     ],
 )
@@ -87,7 +91,7 @@ def test_text_cannot_control_the_terminal() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=1200))
 def test_a_long_text_is_cut_into_bodies_that_every_dialect_can_carry(text: str) -> None:
-    whole = Note(Kind.SAY, "x" * 122, "n" * 32, "5f0c21aa.999999999", text)
+    whole = Note(Kind.SAY, "x" * MAX_ROOM, "n" * 32, "5f0c21aa.999999999", text)
     try:
         cut = pieces(whole)
     except RefusedError:
@@ -95,7 +99,8 @@ def test_a_long_text_is_cut_into_bodies_that_every_dialect_can_carry(text: str) 
         return
     for piece in cut:
         assert len(Note(Kind.SAY, whole.room, whole.name, whole.id, piece).body()) <= MAX_BODY
-    assert "".join(cut).replace(" ", "") == text.replace(" ", "")
+    spaces = str.maketrans("", "", f" {BREAK}")
+    assert "".join(cut).translate(spaces) == text.translate(spaces)
 
 
 def test_a_text_is_cut_between_words() -> None:
@@ -104,7 +109,7 @@ def test_a_text_is_cut_between_words() -> None:
     assert all(piece.strip().split() == ["word"] * len(piece.split()) for piece in cut)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a:b", "@alice", "a,b", "x" * 33, "😀" * 17, "a\n"])
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "@alice", "a,b", "x" * 256, "😀" * 64, "a\n"])
 def test_a_bad_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError):
         check_name(name)
@@ -195,3 +200,61 @@ def test_what_failed_says_why_and_is_known_better_if_it_comes_back() -> None:
 def test_somebody_is_called_by_name(text: str) -> None:
     assert mentions(text, "alice")
     assert not mentions(text, "ali")
+
+
+def test_lines_are_kept_and_their_number_is_limited() -> None:
+    assert clean("def f():\n    return 1\r\nok") == f"def f():{BREAK}    return 1{BREAK}ok"
+    many = clean("x\n" * 500)
+    assert many.count(BREAK) == MAX_LINES - 1
+    assert clean(many) == many
+
+
+def test_a_message_to_one_member_has_an_address_of_its_own() -> None:
+    note = Note(Kind.MSG, "lobby", "alice", "a1.1", "b2 psst")
+    assert note.address == "lobby/$chat/b2"
+    assert read(note.body(), "lobby/$chat/b2") == note
+    assert read(note.body(), "lobby/$chat/c3") is None
+    assert read(note.body(), "lobby") is None
+
+
+def test_a_sign_of_life_tells_the_dialect() -> None:
+    room = Room("lobby")
+    room.arrive(here("alice", "m1", text="10 kobold-3"), 0.0)
+    room.arrive(here("robert", "m2", text="10"), 0.0)
+    assert [one.dialect for one in room.members.values()] == ["kobold-3", ""]
+    assert room.miss(29.0) == []
+    assert len(room.miss(31.0)) == 2
+
+
+def test_the_newest_topic_counts_and_the_future_is_now() -> None:
+    room = Room("lobby")
+
+    def topic(text: str) -> Note:
+        return Note(Kind.TOPIC, "lobby", "alice", "a1", text)
+
+    assert (
+        room.set_topic(topic("100 alice release day"), 1000) == "alice set the topic: release day"
+    )
+    assert room.set_topic(topic("100 alice release day"), 1000) == ""
+    assert room.set_topic(topic("50 robert older"), 1000) == ""
+    assert room.set_topic(topic("999999 robert from the future"), 1000) != ""
+    assert room.topic_at == 1000
+    assert room.set_topic(topic("1001 alice "), 1001) == "alice removed the topic"
+    for bad in ("", "x alice y", "5", "-5 alice y", "²5 alice y", "2000 a:b y"):
+        assert room.set_topic(topic(bad), 9999) == ""
+
+
+def test_history_comes_before_what_is_there_and_once() -> None:
+    room = Room("lobby")
+    live = Entry(NOW, Kind.SAY, "live", "alice", "a1.2")
+    room.add(live)
+    old = [
+        Entry(NOW, Kind.SAY, text, "alice", id) for text, id in (("old", "a1.1"), ("live", "a1.2"))
+    ]
+    room.recall(old)
+    assert [one.text for one in room.entries] == ["old", "live"]
+    assert room.entries[1] is live
+    assert not room.add(Entry(NOW, Kind.SAY, "old", "alice", "a1.1"))
+    room.recall([Entry(NOW, Kind.SAY, "x", "alice", f"b1.{n}") for n in range(2 * HISTORY)])
+    assert len(room.entries) == HISTORY
+    assert room.entries[-1] is live

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.cli.terminal import (
     UP,
     Terminal,
 )
+from wirelake.chat.screen import NAME_COLOURS, Colours
 from wirelake.testing import Broker
 
 
@@ -66,9 +68,9 @@ def test_two_people_on_two_dialects_see_each_other_and_ticks(desks: Desks) -> No
     alice.say("am I alone?")
     alice.wait(r"alice  am I alone\? ✓✓(?!✓)")
     robert = desks.open("mfp-1", "robert")
-    robert.wait(r"│ alice$")
+    robert.wait(r"│ alice +kobold-3$")
     alice.wait("· robert joined")
-    alice.wait(r"│ robert$")
+    alice.wait(r"│ robert +mfp-1$")
     alice.wait("alice · 2 here")
     robert.say("good morning, alice")
     alice.wait("robert  good morning, alice")
@@ -126,10 +128,10 @@ def test_rooms_are_switched_and_count_what_is_unread(desks: Desks) -> None:
 
 def test_somebody_killed_disappears(desks: Desks) -> None:
     alice, robert = desks.open("kobold-1", "alice"), desks.open("mfp-1", "robert")
-    alice.wait(r"│ robert$")
+    alice.wait(r"│ robert +mfp-1$")
     robert.process.kill()
     alice.wait("robert has gone without a word")
-    alice.wait(r"│ robert$", gone=True)
+    alice.wait(r"│ robert +mfp-1$", gone=True)
     alice.wait("alice · 1 here")
 
 
@@ -141,7 +143,7 @@ def test_the_screen_follows_the_size_of_the_window(desks: Desks) -> None:
     alice.wait(r"^ rooms", gone=True)
     alice.wait(r"^ \d\d:\d\d alice  a line that is as long$")
     alice.wait(r"^ say something in #lobby")
-    alice.resize(120, 30)
+    alice.resize(140, 30)
     alice.wait(r"^ rooms .* │ here")
     alice.wait("a line that is as long as it has to be, so that it is wrapped in a small")
     assert alice.text.count("\n") == 29
@@ -213,17 +215,19 @@ def test_nobody_can_spoil_the_screen_of_others(desks: Desks, broker: Broker) -> 
 
 def test_typing_is_quick_to_do(desks: Desks) -> None:
     alice, robert = desks.open("kobold-3", "alice"), desks.open("kobold-3", "Robert")
-    alice.wait(r"│ Robert$")
+    alice.wait(r"│ Robert +kobold-3$")
     alice.type("@ro" + TAB)
     alice.wait("^ @Robert")
     alice.type("hi" + ENTER + "/wh" + TAB + ENTER)  # faster than the screen
     robert.wait("alice  @Robert hi")
-    alice.wait(r"2 here: alice \(you\), Robert")
+    alice.wait(r"2 here: alice \(you, kobold-3\)")
     alice.type(UP + UP)
     alice.wait("^ @Robert hi")
-    alice.type(" again" + ENTER + "\x1b[200~two\nlines\x1b[201~" + ENTER)
+    alice.type(" again" + ENTER + "\x1b[200~two\n  lines\x1b[201~")
     robert.wait("alice  @Robert hi again")
-    robert.wait("alice  two lines")
+    alice.wait("^ two⏎  lines$")
+    alice.type(ENTER)
+    robert.wait(r"alice  two +│.*\n +│ {16}lines ")
     alice.type(F1)
     alice.wait("/nick NAME +take another name")
 
@@ -231,9 +235,9 @@ def test_typing_is_quick_to_do(desks: Desks) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["mfp://127.0.0.1:1", "--name", "alice"], "closed: mfp-1://127.0.0.1:1"),
+        (["mfp://127.0.0.1:1", "--name", "alice"], "nothing listens at 127.0.0.1:1"),
         (["nonsense://x", "--name", "alice"], "'nonsense' is no dialect"),
-        (["mfp://127.0.0.1:1", "--name", "bob"], "name: .*4 to 32"),
+        (["mfp://127.0.0.1:1", "--name", "b:b"], "name: has no spaces, and no :"),
         (["tmq://127.0.0.1:1", "--name", "a b"], "name: has no spaces"),
         (["tmq://127.0.0.1:1", "--name", "alice", "--topic", "a/#"], "room: .*wildcards"),
     ],
@@ -272,3 +276,75 @@ def test_without_textual_it_says_what_to_install(broker: Broker) -> None:
         assert terminal.process.wait(PATIENCE) == 2
     finally:
         terminal.close()
+
+
+def test_who_comes_later_sees_what_was_said_and_the_topic(tmp_path: Path) -> None:
+    with Broker(http=True, data=tmp_path) as broker:
+        desks = Desks(broker)
+        try:
+            alice = desks.open("kobold-3", "alice")
+            alice.say("the gateway is down")
+            alice.say("/topic release day")
+            alice.wait("^ wirelake chat   #lobby   release day")
+            alice.type("/quit" + ENTER)
+            alice.end()
+            robert = desks.open("kobold-2", "robert")
+            robert.wait("^ wirelake chat   #lobby   release day")
+            robert.wait(r"── \w+, \d\d \w+ \d{4} ──")
+            robert.wait(r"\d\d:\d\d +alice  the gateway is down")
+            robert.say("/search GATEWAY")
+            robert.wait("1 found in the log: GATEWAY")
+            url = broker.url("kobold-3")
+            with wirelake.connect_sync(url) as other, other.subscribe("team/ops/$chat"):
+                robert.say("/rooms")
+                robert.wait("others: #team/ops")  # as in the console
+        finally:
+            desks.close()
+
+
+def test_a_message_to_one_member_is_for_that_one(desks: Desks) -> None:
+    alice, robert = desks.open("kobold-3", "alice"), desks.open("mfp-1", "bob")
+    robert.wait("the broker knows you as bob-")  # three letters are too few for mfp
+    carol = desks.open("tmq-1.01", "carol")
+    carol.wait(r"│ alice +kobold-3$")
+    alice.wait(r"│ bob +mfp-1$")
+    alice.say("/msg bob psst")
+    robert.wait("alice  → you  psst")
+    alice.wait("alice  → bob  psst ✓✓✓")
+    alice.say("aloud")
+    carol.wait("alice  aloud")
+    assert "psst" not in carol.text
+
+
+def test_a_line_shows_where_the_new_begins(desks: Desks) -> None:
+    alice, robert = desks.open("kobold-3", "alice"), desks.open("kobold-3", "robert")
+    robert.say("before")
+    alice.wait("robert  before")
+    alice.type("\x1b[O")  # another window has the keyboard
+    for text in ("first", "second"):
+        robert.say(text)
+    alice.wait(r"robert  before.*\n.*── new ─+.*\n.*robert  first.*\n.*robert  second")
+    alice.wait("^ #lobby 2 ")
+    alice.type("\x1b[I")
+    alice.wait("^ #lobby  ")
+    alice.say("I see")
+    alice.wait("── new ─", gone=True)
+
+
+def test_names_are_aligned_and_long_ones_cut(desks: Desks, broker: Broker) -> None:
+    alice = desks.open("kobold-3", "alice", columns=120)
+    with wirelake.connect_sync(broker.url("kobold-3")) as other:
+        for number, name in enumerate(("al", "x" * 200), 1):
+            body = f"chat/1 say lobby {name} a1.{number} hello"
+            other.publish("lobby", body.encode(), ack=True)
+    alice.wait(r"│ \d\d:\d\d             al  hello")
+    alice.wait(r"│ \d\d:\d\d x{13}…  hello")
+
+
+def test_twelve_names_have_twelve_colours() -> None:
+    colours = Colours()
+    names = ["alice", "robert", "carol", "dave", "erin", "frank", "grace", "heidi", "ivan"]
+    names += ["judy", "mallory", "olivia"]
+    assert len({colours.of(one) for one in names}) == 12
+    assert [colours.of(one) for one in names] == [colours.of(one.upper()) for one in names]
+    assert colours.of("peggy") in NAME_COLOURS

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +45,18 @@ class Group:
     def objects(self, *arguments: str) -> list[dict[str, Any]]:
         """What `--json` shows."""
         return [json.loads(line) for line in self.shown(*arguments, "--json")]
+
+
+@contextmanager
+def stdin(data: bytes) -> Iterator[None]:
+    """Standard input with this in it, for commands that run in this process."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        ours = os.dup(0)
+        os.dup2(file.fileno(), 0)
+        try:
+            yield
+        finally:
+            os.dup2(ours, 0)
+            os.close(ours)

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from wirelake.cli import app
 from wirelake.cli.config import OPTIONAL, as_markdown, as_toml
 from wirelake.config import Settings, read_settings
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.framed.description import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -33,7 +35,9 @@ def test_every_optional_table_can_be_taken_as_it_stands(tmp_path: Path) -> None:
     text = re.sub(r"(?m)^# (\w+ = |\[)", r"\1", "# " + optional)
     file = tmp_path / "wirelake.toml"
     file.write_text(text.replace("sha256:…", "sha256:" + 64 * "0"), encoding="utf-8")
-    settings = read_settings(file)
+    (tmp_path / "meter.toml").write_text(PRESETS["lines"].read_text(encoding="utf-8"))
+    with DIALECTS.also():
+        settings = read_settings(file)
     assert settings.tls is not None
     assert len(settings.tokens) == len(settings.queues) == len(settings.capture.retention) == 1
 

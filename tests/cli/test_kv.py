@@ -33,7 +33,9 @@ def test_a_key_is_put_read_changed_and_deleted(place: str, dialect: str) -> None
     assert shown("put", url, key, data=b"from stdin") == ["revision 2"]
     assert shown("get", url, key) == ["from stdin"]
     value = base64.b64encode(b"from stdin").decode()
-    assert objects("get", url, key) == [{"key": key, "revision": 2, "value": value}]
+    assert objects("get", url, key) == [
+        {"key": key, "revision": 2, "value": "from stdin", "base64": value}
+    ]
     assert objects("del", url, key) == [{"key": key, "revision": 3}]
     code, line = fails("get", url, key)
     assert (code, line.split(":")[1].strip()) == (1, "not_found")
@@ -93,7 +95,7 @@ def test_a_watch_shows_what_is_there_and_then_every_change(place: str, dialect: 
         f"{key}  3  (deleted)\n",
     ]
     (end,) = objects("watch", url, key, "--from", "1", "--count", "1")
-    assert end == {"key": key, "revision": 3, "value": None}
+    assert end == {"key": key, "revision": 3, "value": None, "base64": None}
 
 
 def test_a_watch_may_run_out_of_time(place: str) -> None:

@@ -46,7 +46,7 @@ def test_what_is_published_in_one_dialect_is_shown_in_another(place: str, tmp_pa
         output, errors = shown.communicate(timeout=60)
     assert (shown.returncode, errors) == (0, b"")
     messages = [json.loads(line) for line in output.splitlines()]
-    got = [(m["address"], base64.b64decode(m["payload"])) for m in messages]
+    got = [(m["address"], base64.b64decode(m["base64"])) for m in messages]
     heard = [pair for pair in got if pair[0] != "cli/done"]  # of which there may be two
     assert len(heard) >= 4
     assert (

@@ -69,7 +69,7 @@ def test_a_message_that_was_looked_at_requeued_or_refused(place: str) -> None:
     (seen,) = objects("get", url, "tried", "--no-ack")
     assert (seen["attempt"], seen["id"], seen["priority"]) == (1, "m1", 1)
     assert seen["headers"] == {"colour": "red"}
-    assert base64.b64decode(seen["payload"]) == b"x"
+    assert base64.b64decode(seen["base64"]) == b"x"
     attempts = [objects("get", url, "tried", how)[0]["attempt"] for how in ("--requeue", "--nack")]
     assert attempts == [2, 3]
     assert QUEUE.run("get", url, "tried").returncode == 4
@@ -87,7 +87,7 @@ def test_urgent_messages_come_first_and_delayed_ones_in_their_time(
     shown("put", url, "mixed", "--file", file)
     shown("put", url, "mixed", "urgent", "--priority", "1")
     payloads = [
-        base64.b64decode(each["payload"]) for each in objects("get", url, "mixed", "--count", "9")
+        base64.b64decode(each["base64"]) for each in objects("get", url, "mixed", "--count", "9")
     ]
     assert payloads == [b"urgent", b"\xff\x00"]
     shown("put", url, "mixed", "soon", "--delay", "100")

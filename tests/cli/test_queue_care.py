@@ -95,7 +95,7 @@ def test_a_token_without_the_right_is_refused_in_one_line() -> None:
 
 
 def test_a_wrong_place_is_one_line() -> None:
-    assert queue("peek", "kobold-2://localhost", "jobs").exit_code == 2
+    assert queue("peek", "telnet://localhost", "jobs").exit_code == 2
     result = queue("peek", "http://127.0.0.1:1", "jobs")
     assert result.exit_code == 1
     assert len(result.stderr.splitlines()) == 1

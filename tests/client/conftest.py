@@ -8,14 +8,14 @@ import pytest
 
 from tests.client.brokers import Broker, Proxy
 from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
+from wirelake.journal.engine import Engine
 from wirelake.net.server import Listener, Server
 
 
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
     """A broker on a free port."""
-    node = Node(MemoryEngine())
+    node = Node(Engine.in_memory())
     server = Server(node, [Listener("auto", "127.0.0.1", 0)])
     (listener,) = await server.start()
     yield Broker(node, listener.port)

@@ -85,7 +85,7 @@ def test_inspect_shows_a_capture_of_it(tmp_path: Path, environment: dict[str, st
     ]
     assert [one["dialect"] for one in shown] == ["ticker-1"] * 2
     assert [one["address"] for one in shown] == ["house/temp", "house/humidity"]
-    assert [base64.b64decode(one["payload"]) for one in shown] == [b"21", b"40"]
+    assert [base64.b64decode(one["base64"]) for one in shown] == [b"21", b"40"]
 
 
 @pytest.mark.slow

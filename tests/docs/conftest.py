@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.docs.lake import Lake
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +19,11 @@ def loopback(tmp_path_factory: pytest.TempPathFactory) -> str:
     command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(built), str(source), "-ldl"]
     subprocess.run(command, check=True)
     return str(built)
+
+
+@pytest.fixture(scope="session")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """The process in which pages run `wirelake lake`."""
+    made = Lake(tmp_path_factory.mktemp("lake"))
+    yield made
+    made.end()

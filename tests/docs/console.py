@@ -18,6 +18,8 @@ What stands in a page, and what is done with it:
   not run by itself.
 - Other languages are for reading only.
 
+`wirelake lake` may run in a process that keeps its Spark for all pages: see lake.py.
+
 Commands run in bash, with the environment's programs in the PATH, in an empty folder that has
 `.venv` and `examples` as the repository does. Ports are those that the page names: see loopback.c.
 """
@@ -35,7 +37,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.docs.lake import Lake
 from wirelake.config import read_settings
+from wirelake.dialects import DIALECTS
+from wirelake.dialects.framed.description import read_description
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,9 +54,8 @@ GRACE = 12.0
 PAUSE = 0.12
 LONGEST_PAUSE = 15.0
 
-#: Java for those who need it for seconds: compiled quickly rather than well.
-BRIEF_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
+#: What runs in the process of lake.py. Tasks read captures, and have its folder, not the page's.
+_LAKE = re.compile(r"wirelake (?=lake (?!decode))")
 _FENCE = re.compile(r"^( *)(```+)(\w*)(.*)$")
 _TITLE = re.compile(r'title="([^"]*)"')
 
@@ -214,6 +218,7 @@ class Page:
     folder: Path
     kept: Path  # what commands print; beside the reader's folder, not in it
     environment: dict[str, str]
+    lake: Lake | None = None
     shells: dict[str, Shell] = field(default_factory=dict)
     count: int = 0
 
@@ -240,7 +245,11 @@ class Page:
     def _settings(self, block: Block) -> None:
         file = self.folder / block.title if block.title else self.kept / "settings.toml"
         file.write_text(block.text, encoding="utf-8")
-        read_settings(file)
+        if block.text.startswith("interface = "):  # a dialect that is described
+            read_description(file)
+        else:
+            with DIALECTS.also():
+                read_settings(file)
 
     def _python(self, block: Block, below: Block | None) -> None:
         driver = [sys.executable, str(Path(__file__).with_name("blocks.py"))]
@@ -284,12 +293,18 @@ class Page:
         run = self._next()
         run.background = step.command.endswith(" &")
         source = self.kept / f"{self.count}.sh"
-        source.write_text(step.command + "\n", encoding="utf-8")
+        source.write_text(self._shared(step.command) + "\n", encoding="utf-8")
         before = shell.last.code() if shell.last else 0
         shell.tell(f"(exit {before}); . {source} < /dev/null > {run.printed_file} 2>&1")
         shell.tell(f"echo $? > {run.code_file}")  # a line of its own: ^C ends the one above
         shell.last = run
         return run
+
+    def _shared(self, command: str) -> str:
+        """A command of the lake, as a call of the process that has a Spark; others as they are."""
+        if self.lake is None or command.endswith(" &") or not (found := _LAKE.match(command)):
+            return command
+        return f"{self.lake.command(self.environment)} {command[found.end() :]}"
 
     def _go_on(self, shell: Shell, step: Step) -> None:
         if shell.last is None:
@@ -399,15 +414,16 @@ def read(
     *,
     languages: frozenset[str] = frozenset({"console", "python", "toml"}),
     address: str = "",
+    lake: Lake | None = None,
 ) -> None:
     """Do what a page says, in a new folder; `library` is loopback.c, compiled.
 
     `address` is what the page has for 127.0.0.1; without it, one that no other process gives.
+    With a `lake`, commands of the lake share its Spark.
     """
     place, kept = folder / "page", folder / "kept"
     place.mkdir()
     kept.mkdir()
-    (kept / "spark-defaults.conf").write_text(f"spark.driver.extraJavaOptions {BRIEF_JAVA}\n")
     (place / ".venv").symlink_to(sys.prefix)
     (place / "examples").symlink_to(ROOT / "examples")
     number = os.getpid()
@@ -417,11 +433,10 @@ def read(
         "LD_PRELOAD": library,
         "LOOPBACK": address
         or f"127.{1 + (number >> 16) % 254}.{(number >> 8) % 256}.{number % 256}",
-        "SPARK_CONF_DIR": str(kept),
         "LC_ALL": "C.UTF-8",
         "NO_COLOR": "1",
         "TERM": "dumb",
     }
     for name in ("COLUMNS", "WIRELAKE_TOKEN", "PYTHONPATH", "PYTEST_ADDOPTS"):
         environment.pop(name, None)
-    Page(place, kept, environment).run(text, languages=languages)
+    Page(place, kept, environment, lake).run(text, languages=languages)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.console import PageError, blocks, pattern, read, session_of, steps
+from tests.docs.lake import Lake
 from wirelake.errors import ConfigError
 
 
@@ -125,3 +126,21 @@ def test_steps_have_commands_and_lines() -> None:
 
 def test_dots_stand_for_what_is_not_said() -> None:
     assert pattern(["a … b", "…"]) == r"a\ [^\n]*?\ b\n(?:[^\n]*\n)*?"
+
+
+def test_commands_of_the_lake_run_in_one_process_and_seem_to_run_in_the_shell(
+    tmp_path: Path, loopback: str, lake: Lake
+) -> None:
+    text = page(
+        "console\n$ wirelake lake infer a\nwirelake: one of --url and --table says where to look"
+        "\n$ echo $?\n2"
+        "\n$ mkdir there; cd there"
+        "\n$ wirelake lake infer a --table none 2>&1 | cat\nwirelake: …/page/there/none…"
+        "\n$ wirelake lake --help | grep Usage\n…Usage: wirelake lake…"
+    )
+    for name in ("first", "second", "third"):
+        (tmp_path / name).mkdir()
+    for name in ("first", "second"):
+        read(text, tmp_path / name, loopback, lake=lake)
+    with pytest.raises(PageError, match="ended with 2"):
+        read(page("console\n$ wirelake lake infer a\n…"), tmp_path / "third", loopback, lake=lake)

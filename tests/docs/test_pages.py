@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.console import ROOT, blocks, read
+from tests.docs.lake import Lake
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
@@ -15,11 +16,14 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 #: Pages that start Spark.
 SLOW = {
     "docs/demo.md", "docs/howto/count.md", "docs/howto/replay.md",
-    "docs/howto/write-back.md", "docs/spark-decode.md", "docs/spark.md", "docs/tutorial.md",
+    "docs/howto/write-back.md", "docs/own-tutorial.md", "docs/spark-decode.md", "docs/spark.md",
+    "docs/tutorial.md",
 }  # fmt: skip
 
 #: What blocks that are only read may tell a reader to do: what no test can do.
-READ_ONLY = re.compile(r"(#|sudo |make |apt |pip |wirelake (up|chat)\b)")
+READ_ONLY = re.compile(
+    r"(#|sudo |make |apt |pip |pipx |uvx |docker |kubectl |wirelake (up|chat)\b)"
+)
 
 
 def name(page: Path) -> str:
@@ -34,12 +38,18 @@ def name(page: Path) -> str:
         for page in PAGES
     ],
 )
-def test_a_page_is_true(page: Path, tmp_path: Path, loopback: str) -> None:
+def test_a_page_is_true(page: Path, tmp_path: Path, loopback: str, lake: Lake) -> None:
     # The Python and the settings of the guides to dialects belong to their exchanges:
     # tests/docs/test_dialects.py runs them.
     of_dialect = page.parent.name == "dialects"
     languages = {"console"} if of_dialect else {"console", "python", "toml"}
-    read(page.read_text(encoding="utf-8"), tmp_path, loopback, languages=frozenset(languages))
+    read(
+        page.read_text(encoding="utf-8"),
+        tmp_path,
+        loopback,
+        languages=frozenset(languages),
+        lake=None if page.name == "tutorial.md" else lake,
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

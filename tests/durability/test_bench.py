@@ -25,7 +25,7 @@ def run(module: str, file: Path, *arguments: str) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_kill_run_tells_what_it_found(tmp_path: Path) -> None:
     figures = run("bench.kill", tmp_path / "kill.json", "--kills", "2", "--seed", "1")
     assert figures["kills"] == 2
@@ -33,7 +33,7 @@ def test_the_kill_run_tells_what_it_found(tmp_path: Path) -> None:
     assert figures["verdict"]["lost"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_durable_benchmark_measures_everything(tmp_path: Path) -> None:
     arguments = ("--seconds", "0.05", "--rounds", "1")
     figures = run("bench.durable", tmp_path / "durable.json", *arguments)["figures"]
@@ -49,7 +49,7 @@ def test_the_durable_benchmark_measures_everything(tmp_path: Path) -> None:
     assert all(used > 0 for used in figures["paced publisher, the broker's CPU"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(RabbitMq.binary() is None, reason="RabbitMQ is not installed")
 def test_rabbitmq_runs_as_a_node_of_its_own_and_keeps_what_it_confirms(tmp_path: Path) -> None:
     keeper = RabbitMq(tmp_path / "node")

@@ -83,12 +83,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Image]:
     return {name: asyncio.run(make(name)) for name in ("stopped", "killed")}
 
 
-FILES = {
-    "stopped": ("broker.db", "log/*.log", "lock"),
-    "killed": ("broker.db", "broker.db-wal", "broker.db-shm", "log/*.log"),
-}
-
-
 def flip(place: float) -> Callable[[bytes], bytes]:
     """One bit is not what it was."""
 
@@ -110,44 +104,45 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize(
-    ("end", "pattern"), [(end, pattern) for end, patterns in FILES.items() for pattern in patterns]
-)
+@pytest.mark.parametrize("end", ["stopped", "killed"])
 async def test_damage_is_told_and_the_rest_is_kept(
-    tmp_path: Path, images: dict[str, Image], end: str, pattern: str, damage: str
+    tmp_path: Path, images: dict[str, Image], end: str, damage: str
 ) -> None:
     # decision 52
     whole = images[end].contents
     data = tmp_path / "data"
     shutil.copytree(images[end].folder, data)
-    (path,) = data.glob(pattern)
-    before = path.read_bytes()
-    if not before:
-        assert pattern == "lock"
-        before = b"somebody wrote this"
-    path.write_bytes(DAMAGES[damage](before))
+    (path,) = (data / "journal").iterdir()
+    content = path.read_bytes()
+    last = content.rindex(b"WLJA")
+    # Behind the last frame's records is the filling of a broker that was killed.
+    used = last + 32 + int.from_bytes(content[last + 16 : last + 24], "little")
+    path.write_bytes(DAMAGES[damage](content[:used]))
     async with Served(data) as broker:
         await broker.start()
         found = await read(broker)
         assert found.rows <= whole.rows
         assert found.messages <= whole.messages
         assert found.keys <= whole.keys
-        if found.lacks(whole):
+        cut = damage.endswith("missing")  # perhaps between two writes, which leaves no trace
+        if found.lacks(whole) and not cut:
             assert broker.complaints
             assert list(data.rglob("*damaged*"))
         assert not any("Traceback" in line for line in broker.said)
-        assert all("damaged" in line for line in broker.complaints)
+        assert all("has a loss" in line or "lost" in line for line in broker.complaints)
         # What is damaged harms nothing else.
-        if not pattern.startswith("log"):
-            assert found.rows == whole.rows
-        if not pattern.startswith("broker.db") and not (end == "killed" and "log" in pattern):
-            assert (found.messages, found.keys) == (whole.messages, whole.keys)
         if damage.startswith("a bit"):
+            assert len(whole.rows - found.rows) <= 4
+            assert len(whole.messages - found.messages) <= 1
+            assert len(whole.keys - found.keys) <= 1
+        elif damage.startswith("half"):
             assert found.rows
             assert found.messages
             assert found.keys
         await still_works(broker)
-        if broker.complaints:  # what is repaired stays so
+        if (
+            broker.complaints and damage != "a bit at the start"
+        ):  # that one stays until it is tidied
             await broker.kill()
             await broker.start()
             assert broker.complaints == []

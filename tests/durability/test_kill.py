@@ -12,7 +12,7 @@ from tests.durability.conftest import Preload
 from tests.durability.ledger import Ledger
 from tests.durability.load import SETTINGS, Load, besiege, check
 from tests.durability.served import Served
-from tests.engine.test_kill import let_through
+from tests.journal.test_engine_kill import let_through
 
 KILLS = 6
 ALL_KINDS = {"publish", "put", "ack", "nack", "change"}
@@ -40,7 +40,7 @@ async def test_a_broker_whose_power_failed_keeps_its_word(
     """Of what was written and not synced, a part has reached the disk."""
     data, shadow = tmp_path / "data", tmp_path / "shadow"
     watching = {
-        "LD_PRELOAD": preload("engine/unsynced.c"),
+        "LD_PRELOAD": preload("journal/unsynced.c"),
         "WATCHED": str(data),
         "SHADOW": str(shadow),
     }

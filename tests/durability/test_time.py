@@ -149,7 +149,7 @@ def test_an_ack_that_was_sent_while_the_broker_stood_still_is_in_time() -> None:
     client.take()
     desk.pass_time(31)
     (again,) = client.take()
-    assert again.headers["$attempt"] == "2"
+    assert again.parameters.attempt == 2
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_short_run_finds_nothing(target: str, tmp_path: Path) -> None:
     pytest.importorskip("atheris", reason="atheris is not there for this platform")
@@ -44,7 +44,7 @@ STREAM = b"\1" + UID + b"\0\0\0\2\0a" + b"\2" + UID + b"\0\0\0\3\0\0x" + b"\2"
         ("", "none"),
         ("build.mfp.uint32 = lambda p, at: p[-1]", "IndexError: [-1] of"),
         ("build.codec.Feed.finish = lambda self: ()", "Broken: the error, in pieces"),
-        ("build.arrow._LABELS = b'x' + build.arrow._LABELS", "Broken: the Arrow row"),
+        ("build.arrow.LABELS = b'x' + build.arrow.LABELS", "Broken: the Arrow row"),
     ],
 )
 def test_a_planted_fault_is_found(fault: str, finding: str) -> None:

@@ -17,9 +17,8 @@ import uvloop
 from wirelake.broker.node import Node
 from wirelake.client.loop import LoopThread
 from wirelake.config import Settings, TokenSettings, hash_token
-from wirelake.engine.base import Engine
-from wirelake.engine.sqlite import SqliteEngine
 from wirelake.http.server import HttpServer
+from wirelake.journal.engine import Engine
 from wirelake.net.server import Server
 
 T = TypeVar("T")
@@ -78,12 +77,12 @@ class House:
 
     async def _start(self) -> None:
         capture = self._settings.capture
-        self.engine = self._engine or SqliteEngine(
+        self.engine = self._engine or Engine.on_disk(
             self._folder or Path(), loop=asyncio.get_running_loop(), partitions=capture.partitions
         )
         self.server = Server.configured(self._settings, self.engine)
         self.listener = (await self.server.start())[0]
-        self.http = HttpServer(self.node, self._http)
+        self.http = HttpServer(self.node, self._http, listeners=[self.listener])
         try:
             self.url = await self.http.start()
         except BaseException:

@@ -9,7 +9,7 @@ import pytest
 from tests.http.house import House, arrow, rows
 from wirelake import connect_sync
 from wirelake.broker.queue import MESSAGE_OVERHEAD
-from wirelake.engine.memory import MemoryEngine
+from wirelake.journal.engine import Engine
 
 
 def test_a_broker_that_is_well_says_so(house: House) -> None:
@@ -18,7 +18,7 @@ def test_a_broker_that_is_well_says_so(house: House) -> None:
 
 
 def test_a_broker_that_cannot_write_says_why(house: House) -> None:
-    house.engine.trouble = "no space left on device"
+    house.engine.journal.troubles = dict.fromkeys(range(4), "no space left on device")
     got = house.get("/healthz")
     assert got.status == 503
     assert (got.json["state"], got.json["text"]) == ("trouble", "no space left on device")
@@ -26,7 +26,7 @@ def test_a_broker_that_cannot_write_says_why(house: House) -> None:
     assert (refused.status, refused.json["error"]) == (503, "busy")
     assert refused.headers["retry-after"] == "1"
     assert house.post("/v1/publish/a", b"1").status == 503
-    house.engine.trouble = ""
+    house.engine.journal.troubles = {}
     assert house.put("/v1/store/a", b"1").status == 201
 
 
@@ -35,6 +35,11 @@ def test_metrics_count_what_happens(house: House) -> None:
     house.post("/v1/publish/jobs", b"12345")
     with connect_sync(house.wire("kobold-2")) as client:
         client.publish("house/a", b"1", ack=True)
+        with (
+            connect_sync(house.wire("boson-binary")) as server,
+            server.serve("time", lambda message: b"now"),
+        ):
+            assert client.request("time", b"").payload == b"now"
         text = house.get("/metrics").body.decode()
     lines = dict(
         line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
@@ -48,8 +53,17 @@ def test_metrics_count_what_happens(house: House) -> None:
         lines['wirelake_commit_seconds_bucket{le="+Inf"}']
         == (lines["wirelake_commit_seconds_count"])
     )
+    for name, least in (("delivery", 2), ("request", 1)):
+        buckets = [
+            float(value)
+            for key, value in lines.items()
+            if key.startswith(f"wirelake_{name}_seconds_bucket")
+        ]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == float(lines[f"wirelake_{name}_seconds_count"]) >= least
+        assert float(lines[f"wirelake_{name}_seconds_sum"]) > 0
     ends = [float(lines[f'wirelake_log_next{{partition="{n}"}}']) for n in range(4)]
-    assert sum(ends) == 2
+    assert sum(ends) == 4  # the request and its reply, too
 
 
 def test_metrics_count_refusals_by_reason(guarded: House) -> None:
@@ -306,7 +320,7 @@ def test_a_watcher_on_the_wire_hears_of_a_change_by_http(house: House) -> None:
 
 
 def test_a_broker_in_memory_has_http_too() -> None:
-    with House(None, engine=MemoryEngine()) as house:
+    with House(None, engine=Engine.in_memory()) as house:
         assert house.put("/v1/store/k", b"1").status == 201
         assert house.get("/v1/store/k").body == b"1"
-        assert "wirelake_commit" not in house.get("/metrics").body.decode()
+        assert "wirelake_commit_in_place_total" in house.get("/metrics").body.decode()

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from tests.http.house import House, arrow, rows
 from wirelake.config import LimitSettings
-from wirelake.engine.base import LogBatch
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import RefusedError
 from wirelake.http import exchange, server
 from wirelake.http.rows import CHUNK, read_rows
+from wirelake.journal.contract import Batch
+from wirelake.journal.engine import Engine
 from wirelake.message import Limits
 from wirelake.wire import FrameTable
 from wirelake.wire.arrow import from_arrow
@@ -48,7 +48,7 @@ ENCODED = arrow(
 @pytest.fixture
 def house() -> Iterator[House]:
     """A broker that keeps everything in memory."""
-    with House(None, engine=MemoryEngine(partitions=4)) as opened:
+    with House(None, engine=Engine.in_memory(partitions=4)) as opened:
         yield opened
 
 
@@ -174,7 +174,7 @@ def test_a_body_of_garbage_leaves_the_broker_well(house: House) -> None:
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
     limits = LimitSettings(message=1024, sequence=2048)
-    with House(None, engine=MemoryEngine(), limits=limits) as house:
+    with House(None, engine=Engine.in_memory(), limits=limits) as house:
         for path, most in (("/v1/publish/a", 1024), ("/v1/publish", 2048)):
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             length = f"Content-Length: {most + 1}\r\n\r\n"
@@ -188,7 +188,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
 
 def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BODIES", 3000)
-    with House(None, engine=MemoryEngine()) as house:
+    with House(None, engine=Engine.in_memory()) as house:
         head = b"PUT /v1/store/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2500\r\n\r\n"
         with socket.create_connection(("127.0.0.1", house.port)) as sock:
             sock.sendall(head + b"x" * 2000)
@@ -207,8 +207,8 @@ def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyP
     [
         b"nonsense\r\n\r\n",
         b"\x00\x00\x00\x10PUB\r\n",
-        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n",
-        b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 400_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 400_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
         b"POST /v1/publish/a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n",
     ],
@@ -310,7 +310,7 @@ def test_a_client_that_does_not_read_is_cut_off(
     closed = threading.Event()
     read = house.engine.read
 
-    def watched(*arguments: int, **options: Any) -> Iterator[LogBatch]:
+    def watched(*arguments: int, **options: Any) -> Iterator[Batch]:
         try:
             yield from read(*arguments, **options)
         finally:

@@ -22,12 +22,13 @@ from tests.http.house import House, arrow, rows
 from wirelake import connect_sync
 from wirelake.address import matches
 from wirelake.config import CaptureSettings
-from wirelake.engine.base import PARTITIONS, LogBatch
-from wirelake.engine.memory import MemoryEngine
-from wirelake.engine.retention import Retention
 from wirelake.errors import EngineError
 from wirelake.http import ledger, log
 from wirelake.http.log import find_time, pattern
+from wirelake.journal.contract import PARTITIONS, Batch
+from wirelake.journal.engine import Engine
+from wirelake.journal.files import FilesJournal
+from wirelake.journal.retention import Rule
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA
@@ -272,7 +273,7 @@ def _times(house: House, partition: int) -> list[pa.Scalar]:
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(-1, 51))
 def test_a_search_by_time_finds_the_first_row_from_then_on(steps: list[int], moment: int) -> None:
-    engine = MemoryEngine(partitions=1)
+    engine = Engine.in_memory(partitions=1)
     table = FrameTable(4)
     for at in sorted(steps):
         table.fill([Message(address="a"), Message(address="b")])
@@ -317,10 +318,10 @@ def test_batches_without_the_address_are_not_even_read(
 ) -> None:
     fill(house)
     partition, _ = largest(house)
-    seen: list[LogBatch] = []
+    seen: list[Batch] = []
     read = house.engine.read
 
-    def watched(*arguments: int, **options: Any) -> Iterator[LogBatch]:
+    def watched(*arguments: int, **options: Any) -> Iterator[Batch]:
         for batch in read(*arguments, **options):
             seen.append(batch)
             yield batch
@@ -368,11 +369,13 @@ def test_holes_that_retention_left_are_passed_over(tmp_path: Path) -> None:
         for n in range(10):
             some = [("house/kept", b"k%d" % n), ("house/gone", b"g%d" % n)] * 5
             house.post("/v1/publish", arrow(rows(*some)))
-        files = house.engine._log  # type: ignore[attr-defined]  # tidying has no other door
-        files._segment_bytes = 1  # the next write begins a new segment, and the old one is tidied
+        files = house.engine.journal
+        assert isinstance(files, FilesJournal)
+        files._tail.segment_bytes = 1  # the next write begins a segment, and the old one is tidied
         house.post("/v1/publish/house/kept", b"last")
         house.post("/v1/publish/house/gone", b"last")
-        files.tidy(time.time() + 1000, (Retention("house/gone", max_age=1.0),))
+        house.engine.retain([Rule("house/gone", max_age=1.0)])
+        files.tidy(time.time() + 1000)
         first, end = (
             house.get("/v1/log").json["partitions"][0][name] for name in ("first", "next")
         )
@@ -396,7 +399,7 @@ def test_who_stops_reading_ends_the_reading(house: House, monkeypatch: pytest.Mo
     closed = threading.Event()
     read = house.engine.read
 
-    def watched(*arguments: int, **options: Any) -> Iterator[LogBatch]:
+    def watched(*arguments: int, **options: Any) -> Iterator[Batch]:
         try:
             for batch in read(*arguments, **options):
                 taken.set()
@@ -421,7 +424,7 @@ def test_a_log_that_breaks_while_it_is_sent_does_not_look_whole(
     partition, _ = largest(house)
     read = house.engine.read
 
-    def broken(*arguments: int, **options: Any) -> Iterator[LogBatch]:
+    def broken(*arguments: int, **options: Any) -> Iterator[Batch]:
         yield from list(read(*arguments, **options))[:2]
         raise EngineError("the disk is gone")
 
@@ -478,7 +481,7 @@ def test_the_log_is_for_those_who_may_read(
 
 
 def test_a_broker_without_a_log_has_no_partitions() -> None:
-    with House(None, engine=MemoryEngine()) as house:
+    with House(None, engine=Engine.in_memory()) as house:
         assert house.get("/v1/log").json == {"partitions": [], "log": ""}
         assert house.get("/v1/log/0").status == 404
 

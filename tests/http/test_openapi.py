@@ -16,15 +16,15 @@ from schemathesis.checks import (
 )
 
 from tests.http.house import House
-from wirelake.engine.memory import MemoryEngine
 from wirelake.http.app import routes
 from wirelake.http.openapi import description
+from wirelake.journal.engine import Engine
 
 
 @pytest.fixture(scope="module")
 def house() -> Iterator[House]:
     """A broker that keeps everything in memory, with something in it."""
-    with House(None, engine=MemoryEngine(partitions=2)) as opened:
+    with House(None, engine=Engine.in_memory(partitions=2)) as opened:
         opened.put("/v1/queues/jobs")
         opened.put("/v1/store/key", b"value")
         opened.post("/v1/publish/jobs", b"1")

@@ -18,8 +18,8 @@ import pytest
 from tests.http.house import TOKENS, House, arrow, rows
 from wirelake import connect_sync
 from wirelake.config import FlowSettings
-from wirelake.engine.base import PARTITIONS
 from wirelake.http.rows import Rows, read_rows
+from wirelake.journal.contract import PARTITIONS
 from wirelake.message import Limits
 
 
@@ -256,7 +256,7 @@ def test_a_batch_that_was_cut_off_by_a_crash_is_completed(tmp_path: Path) -> Non
 
         async def die_in_the_middle(whole: Rows) -> None:
             publisher._ledger.begin("everyone/q", "2")
-            await publisher._gate.durable()
+            await publisher._gate.durable(house.node.engine.failures)
             part = Rows(whole.batches[-1:], {"jobs": 100}, {"jobs": 500})
             jobs = part.batches[0].slice(part.batches[0].num_rows - 40)
             first = Rows([*whole.batches[:2], jobs], whole.counts, whole.sizes)
@@ -339,6 +339,43 @@ def test_events_tell_what_is_published(house: House) -> None:
     assert (second["address"], second["base64"]) == ("garden", "/woKZGF0YTogeA==")
     response.close()
     connection.close()
+
+
+def test_events_tell_the_place_in_the_log_whatever_came_between(house: House) -> None:
+    house.put("/v1/queues/jobs")
+    connection, response = house.open("GET", "/v1/events?filter=a/%23&filter=b/%2B")
+    events = events_of(response)
+    with (
+        connect_sync(house.wire("kobold-3")) as client,
+        connect_sync(house.wire("kobold-3")) as hearer,
+        hearer.subscribe("a/1"),
+    ):
+        client.store.put("k", b"1")  # rows that nobody hears of
+        client.queue("jobs").put(b"1")
+        client.publish_many([(f"a/{n % 7}", b"%d" % n) for n in range(50)])
+        client.publish_many([(f"{'abc'[n % 3]}/{n}", b"%d" % n) for n in range(60)], ack=True)
+    told = [next(events) for _ in range(90)]
+    connection.close()
+    rows = house.get("/v1/rows?limit=1000").json["rows"]
+    kept = {(row["partition"], row["offset"]): row for row in rows}
+    assert len({one["partition"] for one in told}) > 1
+    for one in told:
+        row = kept[one["partition"], one["offset"]]
+        seen = [one[name] for name in ("address", "payload", "time", "dialect")]
+        assert seen == [row[name] for name in ("address", "payload", "time", "dialect")]
+
+
+def test_events_that_are_not_captured_have_no_offset(tmp_path: Path) -> None:
+    with House(tmp_path) as house:
+        house.call(lambda: setattr(house.node.capture, "exclude", ("private/#",)))
+        connection, response = house.open("GET", "/v1/events?filter=%23")
+        events = events_of(response)
+        house.post("/v1/publish/private/a", b"1")
+        house.post("/v1/publish/public/a", b"1")
+        first, second = next(events), next(events)
+        connection.close()
+    assert "offset" not in first
+    assert second["offset"] == 0
 
 
 def test_events_end_with_the_broker_and_with_the_client(house: House) -> None:

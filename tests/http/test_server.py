@@ -16,10 +16,10 @@ from msgspec import structs
 from tests.conftest import Certificates
 from tests.http.house import TOKENS, House
 from wirelake.broker.node import Node
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import ConfigError, RefusedError
 from wirelake.http.gate import Gate
 from wirelake.http.server import HttpServer
+from wirelake.journal.engine import Engine
 from wirelake.net.access import tls_context
 
 
@@ -27,7 +27,7 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConfigError, match=r"http: .*address already in use"),
-        House(None, engine=MemoryEngine(), http=f"127.0.0.1:{taken.getsockname()[1]}"),
+        House(None, engine=Engine.in_memory(), http=f"127.0.0.1:{taken.getsockname()[1]}"),
     ):
         pass
 
@@ -37,34 +37,34 @@ def test_a_port_that_is_taken_is_a_clear_error() -> None:
 )
 def test_what_is_no_place_to_listen_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
-        HttpServer(Node(MemoryEngine()), listen)
+        HttpServer(Node(Engine.in_memory()), listen)
 
 
 def test_tls_needs_a_certificate() -> None:
     with pytest.raises(ConfigError, match=r"needs tls\.cert"):
-        HttpServer(Node(MemoryEngine()), "https://localhost:0")
+        HttpServer(Node(Engine.in_memory()), "https://localhost:0")
 
 
 def test_others_can_reach_it_only_where_tokens_are() -> None:
     with (
         pytest.raises(ConfigError, match="no tokens are configured"),
-        House(None, engine=MemoryEngine(), http="0.0.0.0:0"),
+        House(None, engine=Engine.in_memory(), http="0.0.0.0:0"),
     ):
         pass
-    with House(None, engine=MemoryEngine(), http="0.0.0.0:0", tokens=TOKENS) as house:
+    with House(None, engine=Engine.in_memory(), http="0.0.0.0:0", tokens=TOKENS) as house:
         assert house.get("/healthz", Host="broker.example").status == 200
 
 
 def test_a_host_that_is_not_there_is_a_clear_error() -> None:
     with (
         pytest.raises(ConfigError, match="http: "),
-        House(None, engine=MemoryEngine(), http="no.such.host.invalid:0", tokens=TOKENS),
+        House(None, engine=Engine.in_memory(), http="no.such.host.invalid:0", tokens=TOKENS),
     ):
         pass
 
 
 async def test_it_can_be_stopped_twice_and_leaves_no_threads() -> None:
-    server = HttpServer(Node(MemoryEngine()), "127.0.0.1:0")
+    server = HttpServer(Node(Engine.in_memory()), "127.0.0.1:0")
     await server.stop()
     url = await server.start()
     answer = await asyncio.to_thread(lambda: urllib.request.urlopen(f"{url}/").read())
@@ -77,7 +77,7 @@ async def test_it_can_be_stopped_twice_and_leaves_no_threads() -> None:
 
 async def test_it_speaks_tls(certificates: Certificates) -> None:
     tls = tls_context(certificates.tls)
-    server = HttpServer(Node(MemoryEngine()), "https://localhost:0", tls=tls)
+    server = HttpServer(Node(Engine.in_memory()), "https://localhost:0", tls=tls)
     url = (await server.start()).replace("127.0.0.1", "localhost").replace("[::1]", "localhost")
     context: ssl.SSLContext = certificates.client()
 
@@ -106,7 +106,7 @@ def test_a_token_that_is_taken_away_is_of_no_use(tmp_path: Path) -> None:
 
 async def test_a_broker_that_does_not_answer_is_refused_in_time() -> None:
     loop = asyncio.new_event_loop()  # which nobody runs
-    gate = Gate(Node(MemoryEngine()), loop, answer=0.01, durable=0.01)
+    gate = Gate(Node(Engine.in_memory()), loop, answer=0.01, durable=0.01)
     asked = []
     with pytest.raises(RefusedError, match="busy: the broker does not answer"):
         await gate.ask(lambda: asked.append(1))
@@ -138,7 +138,7 @@ def test_a_broker_that_hangs_is_not_healthy(house: House, monkeypatch: pytest.Mo
 
 
 async def test_what_a_question_raises_is_raised() -> None:
-    gate = Gate(Node(MemoryEngine()), asyncio.get_running_loop())
+    gate = Gate(Node(Engine.in_memory()), asyncio.get_running_loop())
 
     def fail() -> None:
         raise RefusedError("conflict", "no")
@@ -154,7 +154,7 @@ def test_answers_wait_for_the_disk(house: House, monkeypatch: pytest.MonkeyPatch
     waiting = threading.Event()
     after = house.engine.after
 
-    def hold(action: Callable[[], object]) -> None:
+    def hold(action: Callable[[], object], *_: object, **__: object) -> None:
         held.append(action)
         waiting.set()
 

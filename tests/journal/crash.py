@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,27 @@ def check(folder: Path, said: list[str]) -> None:
     journal.close()
 
 
+def write_checkpoint(journal: FilesJournal, partition: int, n: int) -> None:
+    """Append the state after commit n, and let go of what it does not refer to."""
+    state = QueueChanges()
+    first = max(0, n - LIVE + 1)
+    state.put(Put(QUEUE, first, n + 1 - first, first, True))
+    records = [state.record(), keys({"last": b"%d" % n})]
+    begin = journal.positions()[partition].number
+    journal.append({partition: [*records, checkpoint(begin)]}, lambda _: None, in_place=True)
+    journal.keep(partition, Needed((), [(first, n + 1)], 0, n + 1))
+
+
+def tidied(folder: Path) -> int:
+    """Let the journal be tidied once, however far it got before; return how many files are left."""
+    journal = opened(folder)
+    for partition in range(PARTITIONS):
+        write_checkpoint(journal, partition, found(journal, partition))
+    journal.tidy(time.time())
+    journal.close()
+    return len(list((folder / "journal").iterdir()))
+
+
 def main(folder: Path, seed: int) -> None:
     """Write for ever."""
     chance = random.Random(seed)
@@ -98,13 +120,7 @@ def main(folder: Path, seed: int) -> None:
         in_place = chance.random() < 0.5
         journal.append({partition: changes_of(n)}, partial(done, n), in_place=in_place)
         if chance.random() < 0.02:
-            state = QueueChanges()
-            first = max(0, n - LIVE + 1)
-            state.put(Put(QUEUE, first, n + 1 - first, first, True))
-            records = [state.record(), keys({"last": b"%d" % n})]
-            begin = journal.positions()[partition].number
-            journal.append({partition: [*records, checkpoint(begin)]}, lambda _: None)
-            journal.keep(partition, Needed((), [(first, n + 1)], 0, n + 1))
+            write_checkpoint(journal, partition, n)
 
 
 if __name__ == "__main__":

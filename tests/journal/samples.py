@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from wirelake.journal.arrow_stream import END, PREAMBLE, STORED
+from wirelake.journal.arrow_stream import ipc as ipc_of
 from wirelake.journal.contract import Batch, Journal, Outcome, Recovered, Space
 from wirelake.journal.record import (
     Change,
@@ -19,7 +21,6 @@ from wirelake.journal.record import (
     encode_entries,
     rows,
 )
-from wirelake.journal.retention import END, PREAMBLE, STORED, ipc_of
 from wirelake.wire.arrow import SCHEMA
 
 

@@ -1,7 +1,11 @@
-"""What every journal promises: files, beside and in place, memory, streams, and the faulty one."""
+"""What every journal promises: files, beside and in place, memory, streams, and the faulty one.
+
+Streams are those of a fake, and those of a real nats-server.
+"""
 
 from __future__ import annotations
 
+import secrets
 from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,10 +23,12 @@ from tests.journal.samples import (
     read_batches,
     some_rows,
 )
+from tests.journal.servers import Servers
 from tests.journal.streamed import Stream, StreamedJournal
 from wirelake.errors import EngineError
 from wirelake.journal.contract import Journal, Needed, Outcome, Space
 from wirelake.journal.files import FilesJournal
+from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
 from wirelake.journal.memory import MemoryJournal
 from wirelake.journal.record import (
     Change,
@@ -36,6 +42,7 @@ from wirelake.journal.record import (
     decode_entries,
     encode_entries,
 )
+from wirelake.journal.streams import Access
 
 
 class InPlace(FilesJournal):
@@ -57,10 +64,23 @@ MAKERS: dict[str, Callable[[Path], Journal]] = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """A nats-server that syncs every write."""
+    with Servers(tmp_path_factory.mktemp("nats")) as servers:
+        yield servers
+
+
+@pytest.fixture(params=[*MAKERS, "JetStream"])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
     """A new journal with four partitions."""
-    made = MAKERS[request.param](tmp_path)
+    made: Journal
+    if request.param == "JetStream":
+        servers: Servers = request.getfixturevalue("server")
+        settings = StreamSettings(prefix=secrets.token_hex(4), partitions=4, replicas=1)
+        made = JetStreamJournal(tmp_path, Access(servers=servers.urls), settings, node="a")
+    else:
+        made = MAKERS[request.param](tmp_path)
     yield made
     made.close()
 
@@ -288,7 +308,7 @@ def test_entries_come_back_as_they_were(journal: Journal) -> None:
         Entry(Change.FORGET, b"d"),
     ]
     notes = [
-        Entry(Change.SET, b"client", b"x" * 1000, note=Note.CLIENT),
+        Entry(Change.SET, b"id" * 500, b"", note=Note.SEEN),
         Entry(Change.SET, b"", b"", 7, 1 << 60, note=Note.SEEN),
     ]
     journal.recover(0)

@@ -180,7 +180,9 @@ def segments(folder: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 12))]
+)
 def test_no_damage_is_silent(tmp_path: Path, sound: tuple[Path, Expected], seed: int) -> None:
     original, expected = sound
     chance = random.Random(seed)

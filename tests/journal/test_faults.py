@@ -105,6 +105,7 @@ def test_a_power_failure_leaves_a_prefix_of_whole_commits(
     seed: int,
     segment_bytes: int,
 ) -> None:
+    # decision 60
     folder = tmp_path / str(next(NUMBERS))
     chance = random.Random(seed)
     disk = FaultyDisk()

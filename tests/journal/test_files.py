@@ -8,7 +8,8 @@ import random
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,9 +19,7 @@ from hypothesis import strategies as st
 
 from tests.journal.disks import FaultyDisk
 from tests.journal.samples import Outcomes, State, commit, decoded, keys, payloads, some_rows
-from wirelake.engine import arrow_stream
 from wirelake.errors import ConfigError, EngineError
-from wirelake.journal import retention
 from wirelake.journal.contract import Needed, Outcome, Space
 from wirelake.journal.files import FilesJournal
 from wirelake.journal.record import Piece, Put, QueueChanges, Record, Type, checkpoint
@@ -66,6 +65,7 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["broker.db", "log/000000000-000000000-0.log"])
 def test_data_of_0_1_is_refused(tmp_path: Path, name: str) -> None:
+    # decision 59
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"")
@@ -111,9 +111,61 @@ def test_a_file_that_is_deleted_while_it_is_used_is_trouble(tmp_path: Path) -> N
     assert outcomes.told == [{0: Outcome.UNAVAILABLE}]
 
 
-def test_the_stored_schema_is_the_logs() -> None:
-    assert retention.PREAMBLE == arrow_stream.PREAMBLE
-    assert retention.END == arrow_stream.END
+def until(what: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    while not what():
+        time.sleep(0.01)
+
+
+def move_away(journal: FilesJournal) -> Callable[[], object]:
+    away = journal.folder.with_name("away")
+    journal.folder.rename(away)
+    return lambda: away.rename(journal.folder)
+
+
+def put_another_there(journal: FilesJournal) -> Callable[[], object]:
+    away = journal.folder.with_name("away")
+    journal.folder.rename(away)
+    shutil.copytree(away, journal.folder)
+
+    def undo() -> None:
+        shutil.rmtree(journal.folder)
+        away.rename(journal.folder)
+
+    return undo
+
+
+def hide_a_segment(journal: FilesJournal) -> Callable[[], object]:
+    path = min(journal.folder.iterdir())
+    away = journal.folder.with_name(path.name)
+    path.rename(away)
+    return lambda: away.rename(path)
+
+
+@pytest.mark.parametrize("harm", [move_away, put_another_there, hide_a_segment])
+def test_files_that_are_gone_are_trouble_until_they_are_back(
+    tmp_path: Path, harm: Callable[[FilesJournal], Callable[[], object]]
+) -> None:
+    journal = opened(tmp_path / "data", segment_bytes=1)
+    for number in range(3):
+        commit(journal, 0, [keys({"a": b"%d" % number})])
+    undo = harm(journal)
+    until(lambda: bool(journal.trouble))
+    assert "while it was used" in journal.trouble
+    outcomes = Outcomes()
+    journal.append({0: [keys({"b": b"1"})]}, outcomes, in_place=True)
+    journal.append({0: [keys({"c": b"1"})]}, outcomes)
+    assert outcomes.told == []
+    undo()
+    until(lambda: len(outcomes.told) == 2)
+    until(lambda: not journal.trouble)
+    harm(journal)()
+    until(lambda: not journal.trouble)
+    journal.close()
+    again = FilesJournal(tmp_path / "data", tidy_every=0)
+    assert State.of(again.recover(0)).keys.keys() == {b"a", b"b", b"c"}
+    assert again.losses == []
+    again.close()
 
 
 # How it commits

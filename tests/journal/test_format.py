@@ -355,6 +355,7 @@ def newer(data: bytearray, at: int, version_at: int, size: int, crc_at: int) -> 
 
 @pytest.mark.parametrize("what", ["head", "record"])
 def test_a_newer_format_is_refused_by_name(written: Path, tmp_path: Path, what: str) -> None:
+    # decision 53
     path = max(written.glob("*.wlj"))
     data = bytearray(path.read_bytes())
     if what == "head":

@@ -33,6 +33,18 @@ def test_rates_are_differences_and_a_restart_is_not_negative() -> None:
     assert board.summary() == f"{summary}, 75 rows landed, 25 to go, 7 refused"
 
 
+@pytest.mark.parametrize(
+    ("rows", "lag", "landed"), [(0, None, True), (5, None, False), (5, 5, False), (5, 0, True)]
+)
+def test_there_is_nothing_to_land_when_all_has_landed_or_nothing_was_said(
+    rows: int, lag: int | None, landed: bool
+) -> None:
+    text = f'wirelake_log_next{{partition="0"}} {rows}\n'
+    if lag is not None:
+        text += f'wirelake_query_lag{{partition="0",query="land-lake"}} {lag}\n'
+    assert Figures.parse(text, "land-lake", 0.0).has_all_landed is landed
+
+
 def test_the_figures_of_a_broker_are_read_and_parsed() -> None:
     with Broker(http=True) as broker:
         figures = read_figures(broker.http_url, "land-lake", "")

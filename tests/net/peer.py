@@ -6,10 +6,14 @@ import asyncio
 import ssl
 from collections.abc import Iterable
 
+from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message, Op
+from wirelake.message import NO_PARAMETERS, Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
+
+#: What MQTT says to a client without rights: return codes of 3.1.1, reason codes of 5.
+NOT_AUTHORIZED = (4, 5, 0x86, 0x87)
 
 
 class Peer:
@@ -31,8 +35,8 @@ class Peer:
         await self.connect(port, tls=tls, path=path)
         if self.dialect == "mfp-1":
             source = f"{self.name}:{self.token}" if self.token else self.name
-            headers = {"$connection": self.role}
-            await self.send(Message(op=Op.HANDSHAKE, source=source, headers=headers))
+            said = Parameters(connection=self.role)
+            await self.send(Message(op=Op.HANDSHAKE, source=source, parameters=said))
             await self._accepted()
         elif self.dialect.startswith("tmq"):
             await self.send(Message(op=Op.HANDSHAKE))
@@ -42,14 +46,19 @@ class Peer:
                 hello += f"Client-Token: {self.token}\r\n"
             await self.send(Message(op=Op.HELLO, payload=hello.encode()))
             await self._accepted()
-        elif self.dialect != "boson-text":
-            headers = {"$client": self.name} if self.name else {}
-            if self.token:
-                headers["$token"] = self.token
-            await self.send(Message(op=Op.AUTH, correlation_id="hi", headers=headers))
+        elif self.dialect.startswith("mqtt"):
+            said = Parameters(token=self.token) if self.token else NO_PARAMETERS
+            headers = {"mqtt.clean": "1", "mqtt.keepalive": "0"}
+            await self.send(
+                Message(op=Op.HANDSHAKE, source=self.name, headers=headers, parameters=said)
+            )
+            await self._accepted()
+        elif self.dialect != "boson-text" and DIALECTS[self.dialect].description is None:
+            said = Parameters(client=self.name, token=self.token)
+            await self.send(Message(op=Op.AUTH, correlation_id="hi", parameters=said))
             await self._accepted()
         elif self.token:
-            await self.send(Message(op=Op.AUTH, headers={"$token": self.token}))
+            await self.send(Message(op=Op.AUTH, parameters=Parameters(token=self.token)))
             await self._accepted()
         return self
 
@@ -66,9 +75,13 @@ class Peer:
 
     async def _accepted(self) -> None:
         answer = await self.receive()
-        if answer.op != Op.OK:
+        if answer.op != Op.OK and (answer.op, answer.content_type) != (Op.HELLO, 0):
             await self.close()
-            raise RefusedError(answer.headers.get("$code", str(answer.content_type)))
+            if answer.op == Op.HELLO:
+                raise RefusedError(
+                    "unauthorized" if answer.content_type in NOT_AUTHORIZED else "no"
+                )
+            raise RefusedError(answer.parameters.code or str(answer.content_type))
 
     async def subscribe(self, filter: str) -> None:
         """Subscribe, and wait until that is done."""
@@ -125,6 +138,8 @@ def succeeded(answer: Message) -> bool:
     """Does an answer, in whatever dialect, say that it was done?"""
     if answer.op == Op.REPLY:
         return answer.content_type == 200
+    if answer.dialect.startswith("mqtt"):
+        return max(answer.payload, default=0) < 0x80
     return answer.op in (Op.OK, Op.ACK)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from tests.conftest import Certificates
+from tests.dialects.described import METER, dialect
 from tests.net.peer import Peer, close_all
 from wirelake.config import Settings
 from wirelake.dialects import DIALECTS
@@ -22,15 +23,20 @@ async def connect(
 ) -> AsyncIterator[Callable[[Peer], Awaitable[Peer]]]:
     """Opens a peer's connection to a broker on a free port, in the clear and over TLS."""
     settings = Settings(listen=(f"{request.param}://127.0.0.1:0",), tls=certificates.tls)
-    server = Server.configured(settings)
-    (listener,) = await server.start()
-    tls = certificates.client() if listener.tls else None
-    yield lambda peer: peer.open(listener.port, tls=tls)
-    await server.stop()
+    with DIALECTS.also(dialect(METER)):
+        server = Server.configured(settings)
+        (listener,) = await server.start()
+        tls = certificates.client() if listener.tls else None
+        yield lambda peer: peer.open(listener.port, tls=tls)
+        await server.stop()
 
 
-@pytest.mark.parametrize("target", DIALECTS)
-@pytest.mark.parametrize("source", DIALECTS)
+#: All of ours, and one that a file describes.
+SPOKEN = [*DIALECTS, "meter-1"]
+
+
+@pytest.mark.parametrize("target", SPOKEN)
+@pytest.mark.parametrize("source", SPOKEN)
 async def test_bytes_and_order_are_exact_from_every_dialect_to_every_dialect(
     connect: Callable[[Peer], Awaitable[Peer]], source: str, target: str
 ) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from wirelake.spark import session
+from wirelake.spark import land, session
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield spark
     spark.stop()
+
+
+@pytest.fixture(autouse=True)
+def in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Land in tasks of Spark, though the batches of tests are small."""
+    monkeypatch.setattr(land, "SMALL_ROWS", 0)

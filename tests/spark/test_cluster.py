@@ -24,6 +24,7 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
+from tests.conftest import BRIEF_JAVA
 from tests.http.house import arrow, rows
 from wirelake.dialects.codec import encoder
 from wirelake.message import Message
@@ -158,6 +159,8 @@ class Cluster:
         (settings / "spark-defaults.conf").write_text(
             "spark.executor.memory 512m\nspark.executor.cores 1\nspark.driver.memory 512m\n"
             "spark.sql.shuffle.partitions 2\nspark.default.parallelism 2\n"
+            f"spark.driver.extraJavaOptions {BRIEF_JAVA}\n"
+            f"spark.executor.extraJavaOptions {BRIEF_JAVA}\n"
         )
         self.environment = {
             "JAVA_HOME": str(java),
@@ -165,6 +168,7 @@ class Cluster:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_CONF_DIR": str(settings),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": BRIEF_JAVA,
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
         }

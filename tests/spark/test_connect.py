@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.http.house import House, arrow, rows
+from tests.spark.test_cluster import HOME, Process
+from wirelake.dialects.codec import encoder
+from wirelake.errors import WirelakeError
+from wirelake.measure.broker import free_port
+from wirelake.message import Message
 from wirelake.spark import session
+from wirelake.wire import FrameTable
 
 PROGRAM = """
 import json, sys
@@ -127,3 +134,84 @@ def test_everything_works_over_spark_connect(tmp_path: Path) -> None:
     assert [one.keys() for one in behind] == [
         {"minOffsetsBehindLatest", "maxOffsetsBehindLatest", "avgOffsetsBehindLatest"}
     ]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """A server of Spark Connect in a process of its own; its address."""
+    port = free_port()
+    java = session.find_java()
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
+        "spark.ui.enabled": "false",
+    }
+    process = Process(
+        str(HOME / "bin" / "spark-submit"),
+        *("--master", "local[2]"),
+        *(word for name, value in settings.items() for word in ("--conf", f"{name}={value}")),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        "spark-internal",
+        JAVA_HOME=str(java),
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_LOCAL_IP="127.0.0.1",
+    )
+    try:
+        process.wait_for("Spark Connect server started")
+        yield f"sc://127.0.0.1:{port}"
+    finally:
+        process.kill()
+
+
+@pytest.mark.slow
+def test_the_commands_work_over_spark_connect(server: str, tmp_path: Path) -> None:
+    command = str(Path(sys.executable).with_name("wirelake"))
+    table = str(tmp_path / "lake")
+
+    def run(*arguments: str, master: str = server) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, "lake", *arguments, "--master", master],
+            env=os.environ | {"JAVA_HOME": "/nowhere"},  # Java is the server's business
+            capture_output=True,
+            text=True,
+        )
+
+    def count() -> str:
+        asked = ("sql", "SELECT count(*) AS n, count(celsius) AS c FROM lake", "--csv")
+        done = run(*asked, "--table", table)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1]
+
+    schema = ("--schema", "house/temp=celsius double")
+    with House(tmp_path / "data") as house:
+        land = ("land", "--url", house.url, "--table", table, "--once", "--json", *schema)
+        for number in range(3):
+            temp = b'{"celsius": %d.5}' % number
+            house.post("/v1/publish", arrow(rows(("house/door", b"open"), ("house/temp", temp))))
+            done = run(*land)
+            assert done.returncode == 0, done.stderr
+            assert [json.loads(line)["rows"] for line in done.stdout.splitlines()] == [2]
+        assert run(*land).stdout == ""
+    assert count() == "6,3"
+    dump = tmp_path / "dump"
+    frames = FrameTable()
+    frames.fill([Message("house/temp", b'{"celsius": 9.5}', id="1")] * 4, "tmq-1.01")
+    dump.write_bytes(encoder("tmq-1.01").encode(frames))
+    done = run("decode", str(dump), "--table", table, "--dialect", "tmq-1.01", "--json", *schema)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] == 4
+    done = run("compact", "--table", table)
+    assert done.stdout.strip() == "4 files became 1", done.stderr
+    assert count() == "10,7"
+    done = run("report", "--table", table, "--out", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("master", "reason"),
+    [("sc://", "is not of the form sc://host:port"), ("sc://127.0.0.1:1", "cannot be reached")],
+)
+def test_a_server_that_is_not_there_is_told_at_once(master: str, reason: str) -> None:
+    with pytest.raises(WirelakeError, match=reason):
+        session.start("test", master)

@@ -37,9 +37,10 @@ from wirelake.wire.arrow import SCHEMA
 CAPTURES = sorted((Path(__file__).parents[2] / "examples" / "captures").iterdir())
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     """The command line, in a process of its own."""
-    return subprocess.run([sys.executable, "-m", "wirelake", *arguments], capture_output=True)
+    command = [sys.executable, "-m", "wirelake", *arguments]
+    return subprocess.run(command, capture_output=True, input=data)
 
 
 def inspected(path: Path, *arguments: str) -> tuple[list[dict[str, Any]], bytes]:
@@ -48,7 +49,7 @@ def inspected(path: Path, *arguments: str) -> tuple[list[dict[str, Any]], bytes]
     shown = [json.loads(line) for line in result.stdout.splitlines()]
     for message in shown:
         del message["offset"]
-        message["payload"] = base64.b64decode(message["payload"])
+        message["payload"] = base64.b64decode(message.pop("base64"))
     return shown, result.stderr
 
 
@@ -256,10 +257,12 @@ def test_a_message_that_no_reader_would_take_is_in_the_side_table(
 
 
 @pytest.mark.slow
-def test_the_command_line_decodes_and_says_what_it_could_not(tmp_path: Path) -> None:
-    dump, target = tmp_path / "dump", tmp_path / "table"
-    dump.write_bytes(b"5|0|greet|hello5|x!|")
-    result = run("lake", "decode", str(dump), "--table", str(target), "--master", "local[1]")
+def test_the_command_line_decodes_standard_input_and_says_what_it_could_not(
+    tmp_path: Path,
+) -> None:
+    target, data = tmp_path / "table", b"5|0|greet|hello5|x!|"
+    options = ["--table", str(target), "--master", "local[1]"]
+    result = run("lake", "decode", "-", *options, data=data)
     assert result.returncode == 0, result.stderr
     assert result.stdout.decode() == f"1 messages in {target}\n"
     assert result.stderr.decode() == f"1 places could not be read; {target}_errors says why\n"

@@ -18,8 +18,10 @@ from wirelake.config import CaptureSettings
 from wirelake.errors import ConfigError, EngineError
 from wirelake.message import Message
 from wirelake.spark import commits, direct, lakes, table
+from wirelake.spark import land as land_module
 from wirelake.spark.append_only import AppendOnly
 from wirelake.spark.commits import Table
+from wirelake.spark.files import TableWriter
 from wirelake.spark.land import Options, Step, cut, land
 from wirelake.spark.offsets import Range
 from wirelake.spark.rows import FOLDERS
@@ -352,9 +354,9 @@ def in_between(monkeypatch: pytest.MonkeyPatch, other: Callable[[], object], at:
     """Have something done after a batch was written and before it is committed."""
     real, calls = direct.run, 0
 
-    def run(spark: SparkSession, works: Any) -> Any:
+    def run(*args: Any, **named: Any) -> Any:
         nonlocal calls
-        done = real(spark, works)
+        done = real(*args, **named)
         calls += 1
         if calls == at + 1:
             other()
@@ -546,3 +548,41 @@ def test_a_task_that_dies_leaves_files_that_nobody_sees(
     gone = Table(Storage.of(str(place))).vacuum(0)
     assert len(gone) == 1
     assert same(landed(spark, place), logged(house))
+
+
+@pytest.mark.parametrize("small", [0, 1000])
+def test_a_small_batch_is_landed_without_a_task_of_spark(
+    spark: SparkSession,
+    house: House,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small: int,
+) -> None:
+    # decision 81
+    monkeypatch.setattr(land_module, "SMALL_ROWS", small)
+    tasks: list[Any] = []
+    source = direct._source
+
+    def seen(*args: Any) -> Any:
+        tasks.append(args)
+        return source(*args)
+
+    monkeypatch.setattr(direct, "_source", seen)
+    publish(house, 100)
+    assert land(spark, Options(house.url, str(tmp_path / "lake"), compact=False)) == 100
+    assert len(tasks) == (1 if small == 0 else 0)
+    assert same(landed(spark, tmp_path / "lake"), logged(house))
+
+
+def test_a_small_batch_that_cannot_be_written_is_told_in_one_line(
+    spark: SparkSession, house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(land_module, "SMALL_ROWS", 1000)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(TableWriter, "write", full)
+    publish(house, 10)
+    with pytest.raises(EngineError, match="No space left"):
+        land(spark, Options(house.url, str(tmp_path / "lake")))

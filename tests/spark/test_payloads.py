@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from wirelake.errors import ConfigError
 from wirelake.spark.payloads import Format, Schema, ddl
+from wirelake.spark.payloads.documents import CborDecoder, JsonDecoder
 from wirelake.spark.payloads.values import SLICE
 
 DDL = "temp double, unit string, n int, at struct<x: double, tags: array<string>>"
@@ -568,3 +569,62 @@ def test_a_package_that_is_missing_is_named(
     monkeypatch.setitem(__import__("sys").modules, "google.protobuf", None)
     with pytest.raises(ConfigError, match=r"needs protobuf: pip install 'wirelake\[formats\]'"):
         Schema.parse(protobuf_file(tmp_path))
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-10, 10)
+    | st.floats()
+    | st.text(max_size=4)
+)
+FIELDS = st.sampled_from(["whole", "long", "float", "yes", "text", "bytes", "other"])
+
+
+def documents(scalars: st.SearchStrategy[Any], keys: st.SearchStrategy[Any]) -> Any:
+    nested = st.lists(scalars, max_size=3) | st.dictionaries(st.text(max_size=2), scalars)
+    return st.dictionaries(keys, scalars | nested | st.lists(nested, max_size=2))
+
+
+def as_json(value: Any, is_ascii: bool, indent: int | None) -> bytes:
+    return json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode(errors="surrogatepass")
+
+
+JSON_OBJECTS = st.builds(
+    as_json, documents(SCALARS, FIELDS), st.booleans(), st.sampled_from([None, None, 1])
+) | st.sampled_from(
+    [
+        b'{"float": -0}', b'{"float": -0.0, "whole": -0}', b'{"float": 1e400}',
+        b'{"float": 1e-400}', b'{"float": 01}', b'{"float": 1.}', b'{"float": .5}',
+        b'{"float": 1E+2}', b'{"float": +1}', b'{"float": 0.0}', b'{"float": 0.30000000000000004}',
+        b'{"float": 9007199254740993}', b'{"whole": 1e2}', b'{"long": 9223372036854775807}',
+        b'{"long": 123456789012345678}', b'{"yes": tru}', b'{"yes": falsetrue}', b'{"yes": nul}',
+        b'{"text": "\x1f"}', b'{"text": "\xff"}', b'{"\xff": 1}', b'{"other": "\xff"}',
+        b'{"other": 1.}', b'{"other": [1, {"a": }]}', b'{"other": [1,]}', b'{"other": {"a":1,}}',
+        b'{"whole": 1}{"whole": 2}', b'{"whole": 1,}', b'{"whole" 1}', b'{,}', b' {} ',
+        b'{"whole":1',
+        b'{"whole": 1, "whole": 2}', b'\xef\xbb\xbf{}', b'{"float": 0.1e1, "other": 1e999}',
+        b'{"other": -}', b'{"other": 00}', b'{"whole": 2147483648}', b'{"text": "a\\u0062"}',
+    ]
+)  # fmt: skip
+CBOR_MAPS = documents(SCALARS | st.binary(max_size=4), FIELDS | st.integers(0, 9)).map(cbor2.dumps)
+
+
+@pytest.mark.parametrize(("format", "good"), [("json", JSON_OBJECTS), ("cbor", CBOR_MAPS)])
+@given(data=st.data())
+def test_the_kernel_reads_what_is_read_one_by_one(
+    format: str, good: st.SearchStrategy[bytes], data: st.DataObject
+) -> None:
+    cut = st.tuples(good, st.integers(0, 60)).map(lambda one: one[0][: one[1]])
+    payloads = data.draw(st.lists(good | cut | st.binary(max_size=8)))
+    columns = "whole int not null, long bigint, float double, yes boolean, text string"
+    other = columns.replace(" not null", "").replace("double", "float")
+    for wanted in (columns, other if format == "json" else f"{other}, bytes binary"):
+        decoder = Schema.parse(f"{format}: {wanted}").decoder()
+        assert isinstance(decoder, JsonDecoder | CborDecoder)
+        given = pa.array([b"before", *payloads], pa.binary())[1:]
+        found, misfits = decoder.decode(given)
+        alone, reasons = decoder.one_by_one(given)
+        assert misfits == reasons
+        assert str(found.to_pylist()) == str(alone.to_pylist())  # text, as NaN is not NaN

@@ -29,7 +29,7 @@ from wirelake.spark.commits import Table
 from wirelake.spark.compaction import all_together, compact
 from wirelake.spark.storage import Storage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 
 READS = int(os.environ.get("WIRELAKE_READS", "60"))
 #: Of each partition: rows, different offsets, and the largest offset and one.

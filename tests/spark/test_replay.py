@@ -15,6 +15,7 @@ from pyspark.sql import Row, SparkSession
 from typer.testing import CliRunner
 
 import wirelake
+from tests.cli.command import stdin
 from tests.http.house import House, arrow, rows
 from tests.spark.tables import make
 from wirelake import testing
@@ -246,6 +247,13 @@ def test_the_commands_land_ask_and_replay(tmp_path: Path, broker: testing.Broker
     asked = ["lake", "sql", statement, "--table", place]
     assert run(app, asked).output.split() == ["address", "count", "a", "1", "b", "2"]
     assert run(app, [*asked, "--csv"]).output.splitlines() == ["address,count", "a,1", "b,2"]
+    with stdin(b"SELECT payload FROM lake ORDER BY payload"):
+        lines = run(app, ["lake", "sql", "-", "--table", place, "--json"]).output.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"payload": "1", "base64": "MQ=="},
+        {"payload": "2", "base64": "Mg=="},
+        {"payload": None, "base64": "/w=="},
+    ]
     found = [json.loads(line) for line in run(app, [*asked, "--json"]).output.splitlines()]
     assert found == [{"address": "a", "count": 1}, {"address": "b", "count": 2}]
     before = run(app, [*asked, "--version", "0", "--csv"])

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from wirelake.message import Flag, Message, Op
+from wirelake.wire.parameters import split
 
 #: For tests that run for every pair of dialects.
 few_examples = settings(max_examples=max(10, settings().max_examples // 5))
@@ -61,17 +62,20 @@ def flags(*some: Flag) -> st.SearchStrategy[Flag]:
 
 
 def headers(
-    forbidden: tuple[str, ...] = (), *, unnamed: bool = False
+    forbidden: tuple[str, ...] = (), *, unnamed: bool = False, without: str = ""
 ) -> st.SearchStrategy[dict[str, str]]:
     """A user's headers."""
     key = st.one_of(
-        text(40, least=0 if unnamed else 1),
+        text(40, least=0 if unnamed else 1, without=without),
         st.sampled_from(["trace", "ž", "hbf", "topics", "ID", "prio ", "idx"]),
     ).filter(lambda name: not name.startswith("$") and name not in forbidden)
-    return st.dictionaries(key, text(60), max_size=4)
+    return st.dictionaries(key, text(60, without=without), max_size=4)
 
 
-parameters = st.dictionaries(st.sampled_from(PARAMETERS).map("${}".format), text(60), max_size=3)
+_numbers = st.one_of(st.integers(0, 2**64).map(str), st.sampled_from(["", "0", "1", "007", "-1"]))
+parameters = st.dictionaries(
+    st.sampled_from(PARAMETERS).map("${}".format), st.one_of(text(60), _numbers), max_size=3
+)
 
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -91,7 +95,13 @@ def _message(dialect: str, op: Any, **fields: Any) -> st.SearchStrategy[Message]
         name: value if isinstance(value, st.SearchStrategy) else st.just(value)
         for name, value in {"op": op, **fields}.items()
     }
-    return st.builds(Message, dialect=st.just(dialect), **strategies)
+    return st.builds(_built, dialect=st.just(dialect), **strategies)
+
+
+def _built(op: Op, headers: dict[str, str] | None = None, **fields: Any) -> Message:
+    """A message whose headers are given in the wire's form, with the parameters."""
+    own, said = split(headers or {}, op)
+    return Message(op=op, headers=own, parameters=said, **fields)
 
 
 # boson-text
@@ -306,6 +316,104 @@ def _tmq(dialect: str) -> st.SearchStrategy[Message]:
     )
 
 
+# MQTT
+
+
+def _mqtt(dialect: str) -> st.SearchStrategy[Message]:
+    is_five = dialect == "mqtt-5"
+    ticket = st.integers(1, 0xFFFF)
+    said = text(60, without="\0")
+
+    def own(*some: str, values: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
+        """Some headers `mqtt.…` of this dialect, where it has any."""
+        names = st.sampled_from(some).map("mqtt.{}".format)
+        return st.dictionaries(names, values, max_size=2) if is_five else st.just({})
+
+    def numbers(most: int) -> st.SearchStrategy[str]:
+        return st.integers(1, most).map(str)
+
+    users = headers(without="\0", unnamed=True) if is_five else st.just({})
+    topic = text(255, least=1, without="\0")
+    qos = st.sampled_from([{}, {"mqtt.qos": "1"}, {"mqtt.qos": "2"}])
+    retain = st.sampled_from([{}, {"mqtt.retain": "1"}])
+    binary = st.binary(max_size=9).map(lambda some: b"\xff" + some).map(bytes.hex)
+    properties = merged(
+        own("content_type", "response", values=said), own("correlation", values=binary)
+    )
+
+    def marked(message: Message) -> Message:
+        """QoS asks for an acknowledgement under a ticket; correlation data is there once."""
+        fields = {name: getattr(message, name) for name in Message.__struct_fields__}
+        if "mqtt.qos" not in message.headers:
+            fields["ticket"] = 0
+        else:
+            fields["flags"] = message.flags | Flag.ACK
+        if "mqtt.correlation" in message.headers:
+            fields["correlation_id"] = ""
+        return Message(**fields)
+
+    publish = _message(
+        dialect,
+        "publish",
+        address=topic,
+        payload=payloads,
+        ticket=ticket,
+        headers=merged(qos, retain, properties, users),
+        correlation_id=optional(names) if is_five else "",
+        ttl=st.one_of(st.just(0), st.integers(1, 2_147_483).map(lambda s: 1000 * s))
+        if is_five
+        else 0,
+        flags=flags(Flag.TEXT) if is_five else Flag(0),
+    ).map(marked)
+    most = 0x2E if is_five else 2
+    options = st.sampled_from([n for n in range(1, most + 1) if n & 3 != 3 and n & 48 != 48])
+    chosen: st.SearchStrategy[dict[str, str]] = st.one_of(
+        st.just({}), options.map(lambda number: {"mqtt.options": str(number)})
+    )
+    connect = merged(
+        st.sampled_from([{}, {"mqtt.clean": "1"}]),
+        st.integers(0, 0xFFFF).map(lambda seconds: {"mqtt.keepalive": str(seconds)}),
+        own("session_expiry", "maximum_packet", values=numbers(2**32 - 1)),
+        own("receive_maximum", "alias_maximum", values=numbers(2**16 - 1)),
+        users,
+        st.sampled_from([{}, {"mqtt.user": "u"}, {"mqtt.user": "ž", "$token": "secret"}]),
+    )
+    willing = merged(
+        connect,
+        st.sampled_from([{"mqtt.will": "0"}, {"mqtt.will": "2", "mqtt.will_retain": "1"}]),
+        st.sampled_from([{}, {"mqtt.will_properties": "1800000005"}]) if is_five else st.just({}),
+    )
+    reasons = merged(own("reason", values=said), users)
+    kinds = st.sampled_from([4, 5, 6, 7])
+    codes = st.sampled_from([b"", b"\x10", b"\x87"]) if is_five else st.just(b"")
+    return st.one_of(
+        publish,
+        _message(dialect, "subscribe", address=topic, ticket=ticket, headers=chosen),
+        _message(dialect, "unsubscribe", address=topic, ticket=ticket),
+        _message(dialect, "handshake", source=said, headers=connect),
+        _message(
+            dialect, "handshake", source=said, headers=willing, address=topic, payload=payloads
+        ),
+        _message(dialect, "ack", content_type=kinds, ticket=ticket, payload=codes, headers=reasons),
+        _message(
+            dialect, "ok", content_type=9, ticket=ticket, payload=st.binary(max_size=5),
+            headers=reasons,
+        ),
+        _message(dialect, "ok", content_type=11, ticket=ticket, headers=reasons),
+        _message(
+            dialect, "hello", content_type=st.integers(0, 255), flags=flags(Flag.MORE),
+            headers=merged(
+                reasons, own("server_keepalive", "receive_maximum", values=numbers(2**16 - 1))
+            ),
+        ),
+        _message(
+            dialect, "terminate", content_type=st.integers(0, 255) if is_five else 0,
+            headers=reasons,
+        ),
+        _message(dialect, st.sampled_from(["ping", "pong"])),
+    )  # fmt: skip
+
+
 def replace_correlation(message: Message, correlation_id: str) -> Message:
     """The message with another correlation id."""
     fields = {name: getattr(message, name) for name in Message.__struct_fields__}
@@ -321,6 +429,8 @@ _MESSAGES = {
     "kobold-3": _kobold("kobold-3"),
     "tmq-1.00": _tmq("tmq-1.00"),
     "tmq-1.01": _tmq("tmq-1.01"),
+    "mqtt-3.1.1": _mqtt("mqtt-3.1.1"),
+    "mqtt-5": _mqtt("mqtt-5"),
 }
 
 
@@ -332,7 +442,7 @@ def messages(dialect: str) -> st.SearchStrategy[Message]:
 #: A publish with every field, of no dialect in particular, that each of them can say.
 publishes = st.builds(
     Message,
-    address=text(128, least=1, without="|$\r\n"),
+    address=text(128, least=1, without="|$\r\n\0"),
     payload=payloads,
     id=optional(names),
     correlation_id=optional(names),
@@ -341,7 +451,7 @@ publishes = st.builds(
     content_type=st.integers(0, 0xFFFF),
     priority=st.integers(0, 1),
     ttl=times,
-    headers=headers((*KOBOLD_KEYS, *BOSON_KEYS, "boson.options")),
+    headers=headers((*KOBOLD_KEYS, *BOSON_KEYS, "boson.options"), without="\0"),
     flags=flags(Flag.ACK),
 )
 cuts = st.lists(st.integers(0, 2000), max_size=4)

@@ -13,9 +13,10 @@ from tests.wire.reading import read, write
 from tests.wire.strategies import messages, publishes
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder, scanner
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
 from wirelake.wire.arrow import SCHEMA, from_arrow, to_arrow
+from wirelake.wire.parameters import headers_of
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,7 +38,7 @@ def shown(message: Message) -> dict[str, Any]:
     """A message as a row of the log: without its token, which nobody may see."""
     row = {name: getattr(message, name) for name in FIELDS}
     row["op"] = message.op.label
-    row["headers"] = {k: v for k, v in message.headers.items() if k != "$token"}
+    row["headers"] = {k: v for k, v in headers_of(message).items() if k != "$token"}
     return row
 
 
@@ -52,11 +53,17 @@ def rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def in_log_form(message: Message) -> Message:
-    """What is left of a message that was in the log: no flags, and no dialect of its own."""
-    headers = {k: v for k, v in message.headers.items() if k != "$token"}
+    """What is left of a message that was in the log: no flags, ticket or dialect of its own."""
     hops = message.dialect.startswith("tmq")
     ttl = 0 if hops else message.ttl
-    return replace(message, headers=headers, flags=Flag(0), dialect="", ttl=ttl)
+    return replace(
+        message,
+        parameters=message.parameters.but(token=""),
+        flags=Flag(0),
+        dialect="",
+        ttl=ttl,
+        ticket=0,
+    )
 
 
 def test_the_schema_is_that_of_the_design() -> None:
@@ -139,9 +146,9 @@ def test_a_batch_outlives_the_table_and_the_buffer() -> None:
     "dialect", ["boson-text", "boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 )
 def test_no_token_is_ever_in_a_batch(dialect: str) -> None:
-    secret = Message(op=Op.AUTH, headers={"$token": "s3cret"})
+    secret = Message(op=Op.AUTH, parameters=Parameters(token="s3cret"))
     table = scanned(dialect, [secret])
-    assert table.message(0).headers == {"$token": "s3cret"}
+    assert table.message(0).parameters == Parameters(token="s3cret")
     batch = to_arrow(table)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
@@ -150,8 +157,12 @@ def test_no_token_is_ever_in_a_batch(dialect: str) -> None:
 
 
 def test_only_the_token_is_left_out_of_the_headers() -> None:
-    headers = {"$token": "s3cret", "$client": "c", "token ": "x", "k": ""}
-    table = scanned("kobold-3", [Message(headers=headers), Message(headers={"$token": "t"})])
+    headers = {"token ": "x", "k": ""}
+    said = Parameters(token="s3cret", client="c")
+    table = scanned(
+        "kobold-3",
+        [Message(headers=headers, parameters=said), Message(parameters=Parameters(token="t"))],
+    )
     assert [dict(row["headers"]) for row in to_arrow(table).to_pylist()] == [
         {"$client": "c", "token ": "x", "k": ""},
         {},

@@ -9,7 +9,7 @@ from tests.wire.reading import read, single_bytes, write
 from wirelake.dialects.boson_text.codec import BosonTextScanner
 from wirelake.dialects.codec import encoder, scanner
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Limits, Message, Op
+from wirelake.message import Flag, Limits, Message, Op, Parameters
 from wirelake.wire import FrameTable
 
 TEXT = "boson-text"
@@ -177,7 +177,7 @@ def test_a_fault_in_text_is_answered_by_an_error() -> None:
     assert reading.fault is not None
     (answer,) = read(TEXT, [reading.fault[2]]).messages
     assert answer.op == Op.ERROR
-    assert answer.headers == {"$code": "bad_request"}
+    assert answer.parameters == Parameters(code="bad_request")
     assert answer.payload.decode() == reading.fault[1]
 
 
@@ -187,7 +187,7 @@ def test_a_fault_in_binary_is_answered_in_version_1(data: bytes) -> None:
     assert reading.fault is not None
     (answer,) = read(BINARY, [reading.fault[2]]).messages
     assert answer.op == Op.ERROR
-    assert answer.headers == {"$code": "bad_request"}
+    assert answer.parameters == Parameters(code="bad_request")
     assert answer.payload.decode() == reading.fault[1]
     assert Flag.VERSION_2 not in answer.flags
 
@@ -251,10 +251,11 @@ def test_options_are_written_where_they_are_such(
 
 def test_names_that_mean_something_else_are_not_written_as_properties() -> None:
     headers = {
-        "topic": "u", "content": "y", "hbf.op": "ack", "hbf.token": "t", "$connection": "pub",
-        "$new": "1", "": "empty", "k" * 0x8000: "long", "hbf.own": "2", "k": "v", "$rev": "3",
+        "topic": "u", "content": "y", "hbf.op": "ack", "hbf.token": "t", "$client": "c",
+        "$new": "1", "": "empty", "k" * 0x8000: "long", "hbf.own": "2", "k": "v",
     }  # fmt: skip
-    assert write([replace(PLAIN, headers=headers)], BINARY) == message(
+    said = Parameters(connection="pub", rev=3)
+    assert write([replace(PLAIN, headers=headers, parameters=said)], BINARY) == message(
         ("hbf.own", b"2"), ("hbf.revision", b"3"), ("topic", b"t"), ("content", b"x"), ("k", b"v")
     )
 

@@ -14,8 +14,9 @@ from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import detect, encoder
 from wirelake.dialects.mfp.codec import MfpEncoder
 from wirelake.errors import ProtocolError
-from wirelake.message import Flag, Limits, Message, Op
+from wirelake.message import Flag, Limits, Message, Op, Parameters
 from wirelake.wire import FrameTable
+from wirelake.wire.parameters import headers_of
 
 KOBOLD = ["kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -126,7 +127,7 @@ def test_kobold_2_is_a_map_with_six_keys_and_metadata() -> None:  # spec: kobold
         kobold_2(id="7", transaction_id="x", content=b"c", timestamp=9, metadata={"k": "v"}, new=1),
     )
     assert (message.id, message.correlation_id, message.payload) == ("7", "x", b"c")
-    assert message.headers == {"k": "v", "$timestamp": "9"}
+    assert (message.headers, message.parameters) == ({"k": "v"}, Parameters(timestamp=9))
     assert one("kobold-2", kobold_2(content="text")).payload == b"text"
     assert one("kobold-2", kobold(b"\xbf\x6cmessage_type\x01\xff")).address == ""
     assert breaks("kobold-2", kobold(cbor2.dumps({"topic": "t"})))
@@ -156,7 +157,8 @@ def test_kobold_metadata_has_the_fields_and_the_headers() -> None:  # spec: kobo
         assert (message.id, message.correlation_id, message.ttl) == ("7", "x", 5)
         assert (message.priority, message.target, message.source) == (1, "b", "a")
         assert message.flags & Flag.ACK
-        assert message.headers == {f"${key}": "9" for key in parameters} | {"mine": "kept"}
+        assert message.headers == {"mine": "kept"}
+        assert headers_of(message) == {f"${key}": "9" for key in parameters} | {"mine": "kept"}
 
 
 # TMQ
@@ -266,7 +268,7 @@ def test_boson_text_control_topics_are_ops() -> None:  # spec: boson-text 6, dec
         assert (message.op, message.address, message.correlation_id) == (op, address, correlation)
     failed = one("boson-text", b"6|0|$fail/q|busy x")
     assert (failed.op, failed.correlation_id, failed.payload) == (Op.ERROR, "q", b"x")
-    assert failed.headers == {"$code": "busy"}
+    assert failed.parameters == Parameters(code="busy")
     assert one("boson-text", b"4|0|$ok|$x y").payload == b"$x y"
     for bad in (b"0|0|$request/!/a|", b"0|0|$request/q|", b"0|0|$reply/q/r|"):
         assert one("boson-text", bad).op == Op.UNKNOWN
@@ -328,7 +330,8 @@ def test_boson_binary_flags_are_fields_and_unknown_ones_travel() -> None:
         5,
     )
     assert (message.priority, message.flags & Flag.ACK) == (1, Flag.ACK)
-    assert message.headers == {"$rev": "3", "$wait": "4", "hbf.new": "kept"}
+    assert message.headers == {"hbf.new": "kept"}
+    assert message.parameters == Parameters(rev=3, wait=0.004)
     for op in ("unserve", "deliver", "set", "del", "info"):
         assert one("boson-binary", boson({"hbf.op": op.encode(), "topic": b"t"})).op.label == op
     assert not one("boson-binary", boson({"hbf.ack": b"yes", "topic": b"t"})).flags & Flag.ACK
@@ -351,7 +354,7 @@ def test_an_mfp_length_is_four_bytes_and_ids_are_utf_16() -> None:
     # spec: mfp 1, decision 6, decision 7
     handshake = one("mfp-1", mfp(0, b"\x01\x01" + "žofia".encode("utf-16-be")))
     assert (handshake.op, handshake.source) == (Op.HANDSHAKE, "žofia")
-    assert handshake.headers == {"$connection": "sub"}
+    assert handshake.parameters == Parameters(connection="sub")
     assert handshake.id == UID.hex()
     assert len(handshake.id) == 32
     assert one("mfp-1", mfp(1, b"\x01" + "ž/#".encode())).address == "ž/#"
@@ -568,6 +571,8 @@ def test_detection_is_sure_or_says_no() -> None:  # decision 25, spec: detection
         "kobold-3": kobold_3(),
         "tmq-1.00": b"TMQ/1.00",
         "tmq-1.01": b"TMQ/1.01",
+        "mqtt-3.1.1": b"\x10\x0c\0\4MQTT\4\2\0\0\0\0",
+        "mqtt-5": b"\x10\x0d\0\4MQTT\5\2\0\0\0\0\0",
     }
     assert list(firsts) == list(DIALECTS)
     for dialect, first in firsts.items():
@@ -631,7 +636,7 @@ def test_a_tmq_content_type_follows_from_op_and_code(dialect: str) -> None:  # d
 
     codes = {"bad_request": 400, "unauthorized": 401, "not_found": 404, "exists": 481, "busy": 503}
     for code, content_type in codes.items():
-        assert written(Message(op=Op.ERROR, headers={"$code": code})) == content_type
+        assert written(Message(op=Op.ERROR, parameters=Parameters(code=code))) == content_type
     assert written(Message(op=Op.ERROR)) == 503
     assert written(Message(op=Op.ERROR, content_type=404)) == 404
     assert written(Message(op=Op.SUBSCRIBE, address="t", content_type=7)) == 601

@@ -40,6 +40,8 @@ STREAMS = {
     "kobold-3": write([Message(address="greet", payload=b"hello")], "kobold-3"),
     "tmq-1.00": b"TMQ/1.00",
     "tmq-1.01": b"TMQ/1.01",
+    "mqtt-3.1.1": write([Message(op=Op.HANDSHAKE, source="alice")], "mqtt-3.1.1"),
+    "mqtt-5": write([Message(op=Op.HANDSHAKE, source="alice")], "mqtt-5"),
 }
 
 

@@ -36,6 +36,31 @@ def test_a_batch_is_encoded_once_and_stamped_for_the_first_receiver(dialect: str
     assert len(stamped) == len(frames)
 
 
+def test_frames_that_nobody_shares_are_stamped_in_place() -> None:
+    encode = encoder("tmq-1.01", client=False)
+    frames = encode.encode(table_of(Message("a", b"1"), Message("b/c", b"22")), range(2))
+    stamped = stamp_bits(frames, encode.marks(), FIRST, shared=False)
+    assert flags_of("tmq-1.01", frames) == [True, True]
+    assert stamped.obj is frames.obj
+    numbers = memoryview(bytearray(4))
+    assert stamp_numbers(numbers, bytes([0, 0, 0, 1]), [0x1234], shared=False) == numbers
+    assert bytes(numbers) == bytes([0, 0x12, 0x34, 0])
+
+
+def test_bytes_of_others_are_never_stamped_in_place() -> None:
+    with pytest.raises((BufferError, TypeError)):
+        stamp_bits(bytes(4), bytes(4), 1, shared=False)
+
+
+def test_rows_are_encoded_by_range_as_one_by_one() -> None:
+    table = table_of(*(Message("a", b"%d" % k) for k in range(5)))
+    by_range = bytes(encoder("kobold-3").encode(table, range(1, 4)))
+    assert by_range == bytes(encoder("kobold-3").encode(table, [1, 2, 3]))
+    for wrong in (range(-1, 2), range(4, 6)):
+        with pytest.raises(IndexError):
+            encoder("kobold-3").encode(table, wrong)
+
+
 def test_marks_are_those_of_the_last_batch_and_of_rows_that_were_written() -> None:
     encode = encoder("tmq-1.01", client=False)
     unsayable = Message("a", b"x", id="i" * 300)

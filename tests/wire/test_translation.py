@@ -13,8 +13,9 @@ from tests.wire.strategies import PARAMETERS, few_examples, payloads, publishes,
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder
 from wirelake.dialects.mfp.codec import MfpEncoder
-from wirelake.message import OP_LABELS, Flag, Message, Op
+from wirelake.message import OP_LABELS, Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
+from wirelake.wire.parameters import headers_of, split
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "translation.md"
 PAIRS = [(source, target) for source in DIALECTS for target in DIALECTS]
@@ -39,6 +40,15 @@ FIELDS = table_of("Fields of a published message")
 OPS = table_of("Ops")
 
 
+def lives(ttl: int, given: str, told: str) -> int:
+    """A time to live that was given in one unit and told in another."""
+    if told == "s" and given in ("s", "ms"):
+        return min(-(-ttl // 1000), 2_147_483) * 1000
+    if told == "ms" and given == "s":
+        return ttl
+    return ttl if given == told else HOPS if told == "hops" else 0
+
+
 def arrived(message: Message, source: str, target: str) -> Message:
     """What the page says of a publish that went from one dialect (if any) to another."""
     says = {field: cells[target] for field, cells in FIELDS.items()}
@@ -52,18 +62,24 @@ def arrived(message: Message, source: str, target: str) -> Message:
         target=message.target if says["target"] == "yes" else "",
         content_type=message.content_type if says["content_type"] == "yes" else 0,
         priority=message.priority if says["priority"] == "yes" else 0,
-        ttl=message.ttl if units[0] == units[1] else HOPS if units[1] == "hops" else 0,
+        ttl=lives(message.ttl, *units),
         headers=message.headers if says["headers"] == "yes" else {},
-        flags=message.flags & Flag.ACK if says["ack"] == "yes" else Flag(0),
+        flags=Flag(message.flags & Flag.ACK) if says["ack"] == "yes" else Flag(0),
         dialect=target,
         op=Op.PUBLISH,
     )
 
 
 def comparable(message: Message, keeps_uid: bool) -> Message:
-    """A message without what a dialect makes up itself: mfp's new uids and its mark of text."""
+    """A message without what a dialect makes up: mfp's uids and mark of text, MQTT's QoS."""
     is_new = message.dialect == "mfp-1" and not keeps_uid
-    return replace(message, id="" if is_new else message.id, flags=message.flags & Flag.ACK)
+    return replace(
+        message,
+        id="" if is_new else message.id,
+        flags=Flag(message.flags & Flag.ACK),
+        headers={name: text for name, text in message.headers.items() if name != "mqtt.qos"},
+        ticket=0,
+    )
 
 
 def published(messages: list[Message]) -> list[Message]:
@@ -79,7 +95,8 @@ def unsayable_topics(messages: list[Message], target: str) -> dict[str, int]:
 
 def test_the_page_names_every_field_and_every_op() -> None:
     assert set(OPS) == set(OP_LABELS)
-    fields = set(Message.__struct_fields__) - {"flags", "timestamp", "dialect", "op", "ticket"}
+    others = {"flags", "timestamp", "dialect", "op", "ticket", "parameters"}
+    fields = set(Message.__struct_fields__) - others
     assert set(FIELDS) == fields | {"ack"}
 
 
@@ -107,7 +124,7 @@ def test_a_publish_arrives_as_the_page_says(source: str, target: str, batch: lis
     sent, got = published(first.messages), published(second.messages)
     assert [message.address for message in got] == [message.address for message in batch]
     assert [message.payload for message in got] == [message.payload for message in batch]
-    expected = [arrived(message, source, target) for message in sent]
+    expected = [comparable(arrived(message, source, target), True) for message in sent]
     assert [comparable(message, source == "mfp-1") for message in got] == expected
 
 
@@ -187,12 +204,14 @@ def test_a_filter_keeps_its_address(source: str, target: str, op: Op) -> None:
             assert (message.op, message.address, message.payload) == (op, address, b"")
 
 
-@pytest.mark.parametrize("op", [Op.OK, Op.ERROR])
-@every_pair
+@pytest.mark.parametrize(
+    ("op", "source", "target"),
+    [(op, *pair) for op in (Op.OK, Op.ERROR) for pair in pairs_that_have(op.label)],
+)
 def test_an_answer_stays_an_answer(source: str, target: str, op: Op) -> None:
     uid = "00112233445566778899aabbccddeeff"
-    answer = Message(op=op, id=uid, payload=b"why", headers={"$code": "not_found"})
-    if target == "mfp-1" and source == "boson-text":
+    answer = Message(op=op, id=uid, payload=b"why", parameters=Parameters(code="not_found"))
+    if target == "mfp-1" and FIELDS["id"][source] == "no":
         return  # it has no place for the uid that mfp needs
     sent, got = there(answer, source, target)
     assert (sent.op, got.op) == (op, op)
@@ -201,7 +220,7 @@ def test_an_answer_stays_an_answer(source: str, target: str, op: Op) -> None:
     if op == Op.ERROR:
         coded = {"boson-text", "boson-binary", "kobold-1", "kobold-2", "kobold-3"}
         if {source, target} <= coded:
-            assert got.headers == {"$code": "not_found"}
+            assert got.parameters == Parameters(code="not_found")
         elif target.startswith("tmq"):
             known = source in coded or source.startswith("tmq")
             assert got.content_type == (404 if known else 503)
@@ -228,14 +247,17 @@ def test_a_queue_message_is_delivered_in_the_form_that_the_target_has(
 
 
 KEYED = [dialect for dialect in DIALECTS if FIELDS["headers"][dialect] == "yes"]
+#: Those that have a place for the parameters of ops: MQTT's user properties are the user's.
+WITH_PARAMETERS = [dialect for dialect in KEYED if OPS["update"][dialect] == "yes"]
 
 
-@pytest.mark.parametrize("target", KEYED)
-@pytest.mark.parametrize("source", KEYED)
+@pytest.mark.parametrize("target", WITH_PARAMETERS)
+@pytest.mark.parametrize("source", WITH_PARAMETERS)
 def test_parameters_keep_their_meaning(source: str, target: str) -> None:
     parameters = {f"${name}": f"value of {name}" for name in PARAMETERS}
-    for message in there(Message(op=Op.OK, headers={**parameters, "k": "v"}), source, target):
-        assert message.headers == {**parameters, "k": "v"}
+    own, said = split({**parameters, "k": "v"}, Op.OK)
+    for message in there(Message(op=Op.OK, headers=own, parameters=said), source, target):
+        assert headers_of(message) == {**parameters, "k": "v"}
 
 
 KOBOLDS = [dialect for dialect in DIALECTS if dialect.startswith("kobold")]
@@ -266,8 +288,8 @@ def test_a_user_cannot_pose_a_header_as_a_parameter(dialect: str) -> None:
     assert message.headers == {"k": "v"}
 
 
-@pytest.mark.parametrize("target", ["kobold-2", "kobold-3"])
-def test_a_header_without_a_name_stays_in_cbor(target: str) -> None:
+@pytest.mark.parametrize("target", ["kobold-2", "kobold-3", "mqtt-5"])
+def test_a_header_without_a_name_stays_where_it_can(target: str) -> None:
     sent, got = there(Message(address="a", headers={"": "v", "k": "w"}), "kobold-2", target)
     assert sent.headers == got.headers == {"": "v", "k": "w"}
 
@@ -301,6 +323,13 @@ UNSAYABLE = [
     ("tmq-1.01", "id", Message(address="a", id="x" * 256)),
     ("tmq-1.01", "id", Message(address="a", source="x" * 256)),
     ("tmq-1.00", "id", Message(op=Op.DIRECT, target="x" * 256)),
+    ("mqtt-3.1.1", "address", Message(address="")),
+    ("mqtt-3.1.1", "address", Message(address="a\0b")),
+    ("mqtt-5", "address", Message(address="")),
+    ("mqtt-5", "address", Message(address="x" * 65_536)),
+    ("mqtt-5", "address", Message(op=Op.SUBSCRIBE, address="a\0b")),
+    ("mqtt-3.1.1", "id", Message(address="a", correlation_id="x" * 65_536)),
+    ("mqtt-5", "id", Message(address="a", correlation_id="x" * 65_536)),
 ]
 
 
@@ -336,6 +365,8 @@ def reason_to_leave_out(message: Message, target: str) -> str | None:
         return "address"
     if target.startswith("tmq") and len(message.id.encode()) > 255:
         return "id"
+    if target.startswith("mqtt") and (not address or "\0" in address):
+        return "address"
     return None
 
 

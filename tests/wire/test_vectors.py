@@ -94,11 +94,11 @@ def whole(message: Message) -> Message:
 
 
 def test_there_are_as_many_vectors_of_our_own_for_every_dialect() -> None:
-    for dialect in DIALECTS:
+    for dialect, value in DIALECTS.items():
         spec = [vector for vector in SPEC if vector.dialect == dialect]
         own = [vector for vector in OWN if vector.dialect == dialect]
-        assert spec
-        assert len(own) >= len(spec)
+        assert spec or value.family == "mqtt"  # whose standard has no vectors
+        assert len(own) >= max(20, len(spec))
 
 
 @pytest.mark.parametrize("vectors", [SPEC, OWN], ids=["spec", "own"])

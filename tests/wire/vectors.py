@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from wirelake.message import Flag, Message, Op
+from wirelake.wire.parameters import headers_of
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 
@@ -104,6 +105,7 @@ def vector(line: dict[str, Any]) -> Vector:
 # Our own words: those of Message.
 
 _ABSENT = msgspec.structs.asdict(Message())
+del _ABSENT["parameters"]  # vectors have them among the headers
 
 
 def check_all(message: Message, frame: dict[str, Any]) -> None:
@@ -117,6 +119,7 @@ def check_all(message: Message, frame: dict[str, Any]) -> None:
         frame["flags"] = flags(*frame["flags"])
     wanted = {**_ABSENT, "dialect": message.dialect, "flags": message.flags, **frame}
     shown = {name: getattr(message, name, None) for name in wanted}
+    shown["headers"] = headers_of(message)
     assert shown | ({"op": message.op.label} if "op" in wanted else {}) == wanted
 
 
@@ -172,7 +175,7 @@ _OPS = [
 
 
 def _kobold_metadata(m: Message, v: dict[str, object]) -> tuple[object, object]:
-    shown = {key.removeprefix("$"): value for key, value in m.headers.items()}
+    shown = {key.removeprefix("$"): value for key, value in headers_of(m).items()}
     if Flag.ACK in m.flags:
         shown["ack"] = "1"
     if m.priority:
@@ -204,7 +207,7 @@ WORDS: dict[str, dict[str, Word]] = {
         "message_type": lambda m, v: (m.op.label, _OPS[v]),
         "topic": lambda m, v: (m.address, v),
         "transaction_id": lambda m, v: (m.correlation_id, v),
-        "timestamp": lambda m, v: (m.headers.get("$timestamp"), str(v)),
+        "timestamp": lambda m, v: (m.parameters.timestamp, v),
         "metadata": _kobold_metadata,
         "metadata_hex": lambda m, v: (
             {key: value.encode().hex() for key, value in m.headers.items()},
@@ -214,7 +217,7 @@ WORDS: dict[str, dict[str, Word]] = {
     "mfp": {
         "type": lambda m, v: (m.op.label in _MFP_OPS[v], True),
         "version": lambda m, v: (v, 1),  # another would have been refused
-        "connection": lambda m, v: (m.headers, {"$connection": v}),
+        "connection": lambda m, v: (headers_of(m), {"$connection": v}),
         "id": lambda m, v: (m.source, v),
         "option": lambda m, v: (m.op.label, _MFP_OPTIONS[v]),
         "value": lambda m, v: (m.address, v),

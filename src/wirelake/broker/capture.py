@@ -1,9 +1,9 @@
-"""Capture: messages that pass through the broker are appended to the engine's log, in batches.
+"""Capture: messages that pass through the broker are appended to the engine's log.
 
 Runs of published rows are appended as they are. Everything else (requests and replies, direct
 messages, changes of the store, what happens to queue messages, the beginning and the end of byte
-streams) comes one message at a time. These are collected, and appended together at the end of the
-event loop's turn or before the next run of rows, so the order per address holds.
+streams) comes one message at a time. A message in a queue, and the value of a key, is a row of the
+log, too, and is written once.
 
 A publisher that asks for no acknowledgement does not wait for the disk until more than `backlog`
 bytes are not written yet; then it waits, as for a slow subscriber. While writing fails, such
@@ -17,36 +17,28 @@ from array import array
 
 from wirelake.address import matches
 from wirelake.broker.endpoint import Endpoint
-from wirelake.broker.route import span
-from wirelake.broker.tables import Tables
 from wirelake.broker.vitals import Vitals
-from wirelake.engine.base import Engine
 from wirelake.errors import RefusedError
+from wirelake.journal.engine import Engine, Entry, Stored
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 
 #: Bytes of the log that may wait for the disk before publishers wait for them.
 BACKLOG = 64 << 20
-#: Messages that are collected before they are appended.
-COLLECTED = 256
 
 
 class Capture:
     """The way into the log, and those who wait for the disk."""
 
-    def __init__(self, engine: Engine, vitals: Vitals, tables: Tables) -> None:
+    def __init__(self, engine: Engine, vitals: Vitals) -> None:
         self._engine = engine
         self._vitals = vitals
-        self._tables = tables
         self.exclude: tuple[str, ...] = ()  # filters of addresses that are not captured
         self.backlog = BACKLOG
-        self._collected: list[Message] = []
-        self._times = array("q")  # of what is collected
         self._waiting: set[Endpoint] = set()
-        engine.gather = self.flush
         for text in engine.damage:  # it was logged when it was found
             vitals.remember("damage", "the disk", text)
-        self._damage_told = len(engine.damage)
+        self._damage_told = engine.damage_count
         self._trouble_told = ""
 
     @property
@@ -69,13 +61,15 @@ class Capture:
         rows: array[int] | None,
         now: float,
     ) -> None:
-        """Append rows [start, end) of a table, or these, which a session published."""
-        if self._engine.trouble:
+        """Append rows [start, end) of a table, or these, which a session published.
+
+        While there is trouble, all of them can be kept or none (`end_of_able`).
+        """
+        if not self.keeps(table, start):
             self._vitals.count_dropped("uncaptured", end - start if rows is None else len(rows))
             return
-        self.flush()
         if rows is None and (start or end != table.count):
-            rows = span(start, end)
+            rows = array("i", range(start, end))
         timestamp = self._vitals.timestamp(now)
         self._engine.append(table, rows, timestamp, session.client_id.encode())
 
@@ -83,38 +77,64 @@ class Capture:
         """Append one message, soon."""
         if not self.takes(message.address):
             return
-        if self._engine.trouble:
+        if self._engine.trouble_of(message.address):
             self._vitals.count_dropped("uncaptured")
             return
-        if len(self._collected) == COLLECTED:
-            self.flush()
-        self._times.append(self._vitals.timestamp(now))
-        self._collected.append(message)
-        self._engine.touch()
+        self._engine.write(message, self._vitals.timestamp(now))
 
-    def flush(self) -> None:
-        """Append what was collected; messages of one dialect at a time, as a table has one."""
-        if not self._collected:
-            return
-        collected, times = self._collected, self._times
-        self._collected, self._times = [], array("q")
-        for dialect in dict.fromkeys(one.dialect for one in collected):
-            same, at = collected, times
-            if any(one.dialect != dialect for one in collected):
-                chosen = [k for k, one in enumerate(collected) if one.dialect == dialect]
-                same, at = [collected[k] for k in chosen], array("q", [times[k] for k in chosen])
-            table = self._tables.room(len(same))
-            table.fill(same, dialect)
-            self._engine.append(table, None, at, b"")
+    def put(self, stored: Stored) -> None:
+        """Keep a message of a queue, as a row of the log if its address is captured."""
+        captured = self.takes(stored.queue) and not self._engine.trouble_of(stored.queue)
+        self._engine.put(stored, captured=captured)
 
-    def check_disk(self) -> None:
-        """Raise RefusedError (`busy`) while writing to the disk fails."""
-        if self._engine.trouble:
-            raise self.refusal()
+    def put_rows(
+        self, queue: str, table: FrameTable, sequence: int, timestamp: int, sizes: array[int]
+    ) -> None:
+        """Keep rows as messages of a queue, as rows of the log if its address is captured."""
+        captured = self.takes(queue) and not self._engine.trouble_of(queue)
+        self._engine.put_rows(queue, table, sequence, timestamp, sizes, captured=captured)
+
+    def table(self, table: FrameTable, now: float) -> None:
+        """Append all rows of a table, which have one address, each with its own source."""
+        if not self.keeps(table, 0):
+            self._vitals.count_dropped("uncaptured", table.count)
+        else:
+            self._engine.append(table, None, self._vitals.timestamp(now), b"")
+
+    def change(self, entry: Entry, told: Message, now: float) -> None:
+        """Keep a key's latest state, which a message tells, in one row if the key is captured."""
+        if self.takes(entry.key) and not self._engine.trouble_of(entry.key):
+            self._engine.write_entry(entry, told=told, timestamp=self._vitals.timestamp(now))
+        else:
+            self._engine.write_entry(entry)
+
+    def check_disk(self, name: str = "") -> None:
+        """Raise RefusedError (`busy`) while what has this name, or anything, cannot be kept."""
+        if trouble := self._engine.trouble_of(name) if name else self._engine.trouble:
+            raise RefusedError("busy", f"nothing can be kept now: {trouble}")
+
+    def check_here(self, name: str) -> None:
+        """Raise RefusedError (`busy`) while the partition of an address or a key is not here."""
+        if not self._engine.is_here(self._engine.home(name)):
+            raise RefusedError("busy", self._engine.trouble_of(name))
 
     def refusal(self) -> RefusedError:
         """Return why nothing can be kept while the engine is in trouble."""
         return RefusedError("busy", f"nothing can be kept now: {self._engine.trouble}")
+
+    def end_of_able(self, table: FrameTable, start: int, end: int) -> int:
+        """Return where the rows from `start` on end that all can be kept, or all cannot."""
+        able = not self._engine.trouble_of(table.address(start).decode(errors="replace"))
+        for row in range(start + 1, end):
+            if able == bool(self._engine.trouble_of(table.address(row).decode(errors="replace"))):
+                return row
+        return end
+
+    def keeps(self, table: FrameTable, row: int) -> bool:
+        """Return whether a row can be kept now."""
+        if not self._engine.trouble:
+            return True
+        return not self._engine.trouble_of(table.address(row).decode(errors="replace"))
 
     def hold_back(self, session: Endpoint) -> None:
         """Read no more from a session while too much waits for the disk."""
@@ -122,7 +142,7 @@ class Capture:
             return
         if not self._waiting:
             self._vitals.counters["disk_waits"] += 1
-            self._engine.after(self._let_go)
+            self._engine.after(self._let_go, failed=self._let_go)
         self._waiting.add(session)
         session.waits_for.add(self)
         session.link.pause()
@@ -140,10 +160,10 @@ class Capture:
 
     def tick(self) -> None:
         """Tell operators of damage that was found, and of trouble that begins or ends."""
-        damage = self._engine.damage
-        while self._damage_told < len(damage):
-            self._damage_told += 1
-            self._vitals.event("damage", "the disk", damage[self._damage_told - 1])
+        if self._damage_told < self._engine.damage_count:
+            for text in self._engine.damage[self._damage_told :]:
+                self._vitals.event("damage", "the disk", text)
+            self._damage_told = self._engine.damage_count
         trouble = self._engine.trouble
         if bool(trouble) != bool(self._trouble_told):
             kind, text = ("trouble", trouble) if trouble else ("recovered", "writing works again")

@@ -70,6 +70,10 @@ class Endpoint(ABC):
     acknowledges = True
     #: Is this client an onlooker, whose subscriptions do not stop an address becoming a queue?
     observes = False
+    #: Is this another node of the cluster, which passes messages on to its own clients?
+    is_node = False
+    #: Is nothing more read from this client while its own outbox is full?
+    waits_for_itself = True
 
     def __init__(
         self, link: Link, dialect: str, table: FrameTable, rights: Rights, now: float
@@ -84,6 +88,7 @@ class Endpoint(ABC):
         self.token = ""
         self.rights = rights
         self.filters: dict[str, None] = {}
+        self.registration = 0  # of its last filter with other nodes; see `topics.Elsewhere`
         self.wildcards = 0  # of these filters
         self.consumes: dict[str, None] = {}  # queues
         self.closed = False
@@ -114,11 +119,21 @@ class Endpoint(ABC):
     ) -> None:
         """Send bytes after all that was sent before; whoever fills the outbox waits for it."""
 
+    def observe(self, places: list[tuple[int, int] | None]) -> None:  # noqa: B027 - optional
+        """Learn the partition and offset of each message that is written next, if it has one."""
+
     @abstractmethod
     def send(
         self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
     ) -> bool:
         """Send one message; return whether the client is there and its dialect can express it."""
+
+    def send_rows(self, table: FrameTable) -> bool:
+        """Send all rows of a table to a consumer; return False where they must be sent one by one.
+
+        Then nothing was sent.
+        """
+        return False
 
     @abstractmethod
     def send_all(self, messages: Iterable[Message | None]) -> None:
@@ -147,11 +162,12 @@ class Endpoint(ABC):
         return False
 
     def own_frames(
-        self, frames: bytes | memoryview, marks: bytes, *, first: bool
+        self, frames: bytes | memoryview, marks: bytes, *, first: bool, shared: bool
     ) -> bytes | memoryview:
         """Return frames with this receiver's own fields at the marks, where the dialect has any.
 
-        `first` is true for the first of all receivers.
+        `first` is true for the first of all receivers. Frames that are `shared` with others must
+        not be changed, but copied.
         """
         return frames
 
@@ -173,6 +189,10 @@ class Endpoint(ABC):
 
     def say_goodbye(self) -> None:  # noqa: B027 - optional
         """Tell the client, where its dialect can, that the broker stops."""
+
+    def failed(self, error: Exception) -> None:
+        """The code of this client's dialect failed: end the connection."""
+        self.close(f"its dialect failed: {error}")
 
     @abstractmethod
     def close(self, reason: str) -> None:

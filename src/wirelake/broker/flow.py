@@ -115,7 +115,7 @@ class Flow:
         backlog = self._full.get(member)
         if backlog is None:
             backlog = self._full[member] = _Backlog()
-        if member not in member.waits_for:
+        if member not in member.waits_for and member.waits_for_itself:
             member.waits_for.add(member)
             member.link.pause()
         return backlog

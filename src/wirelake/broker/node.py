@@ -6,6 +6,8 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
 from wirelake.broker.endpoint import Endpoint
@@ -20,11 +22,19 @@ from wirelake.broker.tables import Tables
 from wirelake.broker.topics import Topics
 from wirelake.broker.traffic import Traffic
 from wirelake.broker.vitals import Vitals
-from wirelake.engine.base import Engine
+from wirelake.dialects import DIALECTS
+from wirelake.journal.engine import Engine
 from wirelake.message import Limits
 
 #: Sessions are ticked this far apart (seconds).
 SWEEP = 1.0
+
+
+class Memory(Protocol):
+    """What a dialect keeps of its clients beyond their connections."""
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
 
 
 class Node:
@@ -36,20 +46,23 @@ class Node:
         limits: Limits = Limits(),  # noqa: B008 - immutable
         *,
         epoch: float = 0.0,
+        now: float = 0.0,
     ) -> None:
-        """`epoch`, added to the broker's time, gives seconds since 1970."""
+        """`now` is the time at the start; with `epoch` added it gives seconds since 1970."""
         latest = max((one.last_time for one in engine.positions()), default=0)
         self.engine = engine
         self.limits = limits
         self.limits_of_strangers = limits  # until they have authenticated
         self.quotas = quotas = Quotas()
-        self.vitals = vitals = Vitals(epoch, latest)
+        self.vitals = vitals = Vitals(epoch, latest, now)
         self.tables = Tables()
         self.traffic = Traffic(vitals)
+        #: URLs of the broker's listeners and of its HTTP, once HTTP is there to tell them.
+        self.listeners: tuple[str, ...] = ()
         self.sessions: dict[Endpoint, None] = {}
         self.wake_at: dict[Endpoint, float] = {}  # sessions that asked to be woken, and when
         self.flow = flow = Flow(vitals, self.sessions)
-        self.capture = capture = Capture(engine, vitals, self.tables)
+        self.capture = capture = Capture(engine, vitals)
         self.clients = Clients(vitals, capture)
         self.topics = Topics(vitals, quotas, flow, capture)
         self.router = Router(engine, vitals, flow, capture, self.topics)
@@ -58,6 +71,20 @@ class Node:
         self.store = Store(engine, vitals, quotas, capture, flow)
         self.streams = Streams(quotas, self.clients, capture)
         self._swept = 0.0
+        engine.listeners.append(self._partition_changed)
+        #: What dialects keep beyond connections, by family.
+        self.memories: dict[str, Memory] = {}
+        for dialect in DIALECTS.values():
+            if dialect.memory is not None and dialect.family not in self.memories:
+                self.memories[dialect.family] = dialect.load("memory")(self)
+
+    def _partition_changed(self, partition: int, is_here: bool) -> None:
+        """A partition was taken up, or lost: its queues and keys come and go with it."""
+        for part in (self.queues, self.store):
+            (part.adopt if is_here else part.lose)(partition)
+        self.topics.forget_all()  # what is published there is refused, or taken again
+        text = f"partition {partition} is here" if is_here else self.engine.lost_because(partition)
+        self.vitals.event("adopted" if is_here else "lost", "the journal", text)
 
     def joined(self, session: Endpoint) -> int:
         """Count a connection that has begun, and return its number."""
@@ -96,6 +123,8 @@ class Node:
         self.traffic.tick(self.sessions, self.queues.all(), now)
         self.capture.tick()
         self.clients.tick()
+        for memory in self.memories.values():
+            memory.tick(now)
         for session, due in list(self.wake_at.items()):
             if due <= now:
                 del self.wake_at[session]
@@ -112,6 +141,7 @@ class Node:
             "subscriptions": len(self.topics),
             "backlog": self.engine.backlog,
             "trouble": self.engine.trouble,
+            "listeners": list(self.listeners),
             "counters": dict(self.vitals.counters),
             "events": list(self.vitals.events),
         }

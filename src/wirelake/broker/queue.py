@@ -1,5 +1,10 @@
 """One queue: a message is kept until somebody has acknowledged it.
 
+A queue is a list of references into the journal (`journal.state`). Messages that came together are
+put, delivered and acknowledged together: a message becomes an object only where it has a priority,
+a delay, a ttl, or was delivered before, and where somebody looks at it. What messages hold is in
+`bodies`, as long as it is needed soon.
+
 A delivered message is invisible to other consumers until it is acked, nacked, or not acknowledged
 in time. In the last two cases it is delivered again, and after `max_deliveries` it moves to the
 queue `<address>/$dead` with the reason (spec: queues). A consumer holds at most `prefetch` messages
@@ -16,24 +21,32 @@ Times are the broker's own; what is kept by the engine is in seconds since 1970.
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from msgspec.structs import replace
 
 from wirelake.address import check_number
+from wirelake.broker.bodies import Bodies, Chunk, Contents, rows_of
 from wirelake.broker.capture import Capture
+from wirelake.broker.consumers import Consumer, Lease, Leases, Pull, Pulls
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.flow import Flow
 from wirelake.broker.quotas import Quotas
+from wirelake.broker.ready import Ready, runs
+from wirelake.broker.recent_ids import RecentIds
+from wirelake.broker.route import plain_headers
 from wirelake.broker.vitals import Vitals
 from wirelake.dialects import HOPS
-from wirelake.engine.base import Engine, QueueSettings, Stored
 from wirelake.errors import RefusedError
-from wirelake.message import NO_FLAGS, Flag, Message, Op
+from wirelake.journal.engine import Engine, QueueSettings, Reference, Stored
+from wirelake.message import NO_FLAGS, Flag, Message, Op, Parameters
+from wirelake.wire import FrameTable
+from wirelake.wire.parameters import headers_of, packed
 
 PREFETCH = 100
 DEAD = "/$dead"
@@ -48,71 +61,17 @@ SOON = 0.001
 #: Measured: a message with one short header takes 750 bytes more than its payload.
 MESSAGE_OVERHEAD = 640
 HEADER_OVERHEAD = 128
-#: A queue remembers this many message ids at most; the oldest are forgotten before their time.
-MOST_IDS = 1_000_000
-#: Ids that are forgotten at once, since their time is up.
-FORGOTTEN_AT_ONCE = 1_000
+#: Messages that are handed out before what is due is looked at again.
+HANDED_OUT = 1_000
 
 
 def size_of(message: Message) -> int:
     """Return the bytes that a message counts for in `max_bytes`: with headers, ids, overhead."""
     size = MESSAGE_OVERHEAD + len(message.payload) + len(message.id)
     size += len(message.correlation_id) + len(message.source) + len(message.target)
-    for name, value in message.headers.items():
+    for name, value in headers_of(message).items():
         size += HEADER_OVERHEAD + len(name) + len(value)
     return size
-
-
-@dataclass(eq=False, slots=True)
-class _Consumer:
-    """A session that takes messages of one queue."""
-
-    session: Endpoint
-    prefetch: int
-    held: dict[str, int] = field(default_factory=dict)  # sequences, by the id it knows them under
-    pulls: dict[_Pull, None] = field(default_factory=dict)  # of this consumer, that wait
-
-
-@dataclass(eq=False, slots=True)
-class _Held:
-    """A message that was delivered and not acknowledged, and its holders with their ids for it."""
-
-    stored: Stored
-    holders: dict[_Consumer, str]
-
-
-@dataclass(eq=False, slots=True)
-class _Pull:
-    """A request for messages that waits for more of them."""
-
-    consumer: _Consumer
-    request: Message
-    left: int
-    taken: int = 0
-
-
-class Pulls:
-    """Counts the pulls that wait, of each session and in all."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._by_session: Counter[Endpoint] = Counter()
-
-    def of(self, session: Endpoint) -> int:
-        """Return how many pulls of a session wait."""
-        return self._by_session[session]
-
-    def add(self, session: Endpoint) -> None:
-        """Count a pull that waits."""
-        self._by_session[session] += 1
-        self.total += 1
-
-    def remove(self, session: Endpoint) -> None:
-        """Count a pull no more."""
-        self._by_session[session] -= 1
-        self.total -= 1
-        if not self._by_session[session]:
-            del self._by_session[session]
 
 
 @dataclass(eq=False, slots=True)
@@ -124,43 +83,10 @@ class Shared:
     quotas: Quotas
     capture: Capture
     flow: Flow
+    bodies: Bodies
     open: Callable[[str], Queue]  # the queue of an address, as for dead letters
     pulls: Pulls = field(default_factory=Pulls)
     wake: Deadlines[Queue] = field(default_factory=Deadlines)  # when each has something to do
-
-
-class _RecentIds:
-    """The ids of messages that a queue took within its `dedup_window`."""
-
-    def __init__(self) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()  # the oldest first
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def has(self, identity: str, now: float) -> bool:
-        """Return whether an id was taken within the window."""
-        return self._until.get(identity, now) > now
-
-    def add(self, identity: str, until: float) -> bool:
-        """Remember an id; return whether the oldest had to be forgotten for it."""
-        self._until.pop(identity, None)  # an old one may be there still, and comes last now
-        self._until[identity] = until
-        if len(self._until) > MOST_IDS:
-            self._until.popitem(last=False)
-            return True
-        return False
-
-    def forget(self, now: float) -> None:
-        """Forget expired ids, at most `FORGOTTEN_AT_ONCE` of them."""
-        for _ in range(FORGOTTEN_AT_ONCE):
-            if self.next() > now:
-                return
-            self._until.popitem(last=False)
-
-    def next(self) -> float:
-        """Return when the oldest id expires, infinity where there is none."""
-        return next(iter(self._until.values()), float("inf"))
 
 
 class Queue:
@@ -172,33 +98,38 @@ class Queue:
         self._engine = engine = shared.engine
         self._vitals = shared.vitals
         self._capture = shared.capture
-        epoch = shared.vitals.epoch
-        self._ready: list[tuple[int, int, Stored]] = []  # the urgent first, then by sequence
-        self._later: list[tuple[float, int, Stored]] = []  # by when they are due
-        self._held: dict[int, _Held] = {}
-        self._deadlines: Deadlines[int] = Deadlines()  # of acknowledgements, by sequence
-        self._consumers: dict[Endpoint, _Consumer] = {}
+        self._messages = engine.references(settings.name)
+        self._contents = Contents(shared.bodies, settings.name)
+        self._ready = Ready()
+        self._leases = Leases()
+        self._consumers: dict[Endpoint, Consumer] = {}
         # Consumers that hold less than they may, in turn. Ordered dictionaries, here and below,
         # since the first of a plain one is found ever more slowly as others before it go.
-        self._free: OrderedDict[_Consumer, None] = OrderedDict()
-        self._pulls: OrderedDict[_Pull, None] = OrderedDict()
-        self._pull_ends: Deadlines[_Pull] = Deadlines()
+        self._free: OrderedDict[Consumer, None] = OrderedDict()
+        self._pulls: OrderedDict[Pull, None] = OrderedDict()
+        self._pull_ends: Deadlines[Pull] = Deadlines()
         self._wakes_at = float("inf")  # when `tick` is to be called, at the latest
         # When messages end that do not live for ever: a clock that is set must not end them.
         self._ends: dict[int, float] = {}
-        self._recent = _RecentIds()
-        self._next = 1
-        self.bytes = 0
-        for stored in engine.stored(settings.name):
-            self._next = max(self._next, stored.sequence + 1)
-            self.bytes += size_of(stored.message)
-            heapq.heappush(self._later, (stored.due - epoch, stored.sequence, stored))
-            if stored.expires:
-                self._ends[stored.sequence] = stored.expires - epoch
-        self._next = max(self._next, engine.next_sequence(settings.name))
-        for identity, until in engine.remembered_ids(settings.name):
-            self._recent.add(identity, until - epoch)
+        self._recent = RecentIds()
+        self._next = engine.next_sequence(settings.name)
+        self.bytes = self._messages.bytes
+        self._load()
         self._schedule()
+
+    def _load(self) -> None:
+        """Take up what was there when the broker started."""
+        epoch = self._vitals.epoch
+        for found in self._messages.plain_runs():
+            if not isinstance(found, Reference):
+                self._ready.add_run(*found)
+                continue
+            if found.expires:
+                self._ends[found.sequence] = found.expires / 1e6 - epoch
+            due = found.due / 1e6 - epoch if found.due else 0.0
+            self._ready.add_later(due, found.sequence)
+        for identity, until in self._engine.remembered_ids(self.settings.name):
+            self._recent.add(identity, until - epoch)
 
     @property
     def settings(self) -> QueueSettings:
@@ -211,22 +142,30 @@ class Queue:
         self._wake_soon()  # the new mode may let messages go
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self._later) + len(self._held)
+        return len(self._ready) + self._ready.delayed + len(self._leases)
 
     def state(self, now: float) -> dict[str, object]:
         """Return what operators want to know of the queue."""
-        oldest = self._ready[0][2].message.timestamp if self._ready else 0
+        oldest = self._oldest()
         return {
             "name": self.settings.name,
             "mode": self.settings.mode,
             "messages": len(self),
             "ready": len(self._ready),
-            "held": len(self._held),
-            "delayed": len(self._later),
+            "held": len(self._leases),
+            "delayed": self._ready.delayed,
             "bytes": self.bytes,
             "consumers": len(self._consumers),
             "age": max(0.0, now + self._vitals.epoch - oldest / 1e6) if oldest else 0.0,
         }
+
+    def _oldest(self) -> int:
+        """Return when the next message came (µs since 1970), 0 where there is none."""
+        sequence = self._ready.first
+        if sequence is None:
+            return 0
+        chunk = self._contents.find(sequence) or self._contents.load(sequence)
+        return chunk.time(sequence) if chunk is not None else 0
 
     # Producers
 
@@ -235,9 +174,101 @@ class Queue:
 
         Raises RefusedError: `busy` where the queue is full or nothing can be kept now.
         """
-        self._capture.check_disk()
+        self._capture.check_disk(self.settings.name)
         lives = message.ttl / 1000 if message.ttl and session.dialect not in HOPS else 0.0
         self.put(message, now, producer=session, lives=lives)
+
+    def take_rows(
+        self, session: Endpoint, table: FrameTable, rows: Sequence[int], now: float
+    ) -> Iterator[tuple[int, RefusedError]]:
+        """Keep rows that a session sent, all to this queue; yield those that are refused, and why.
+
+        Raises RefusedError (`busy`) where nothing can be kept now.
+        """
+        self._capture.check_disk(self.settings.name)
+        hops = table.dialect in HOPS
+        table.read_headers()
+        run: list[int] = []
+        for row in rows:
+            plain = table.priority[row] == 0 and (hops or table.ttl[row] == 0)
+            if plain and plain_headers(table, row):
+                run.append(row)
+                continue
+            if run:
+                yield from self._put_rows(session, table, run, now)
+                run = []
+            try:
+                self.take(session, table.message(row), now)
+            except RefusedError as refusal:
+                yield row, refusal
+        if run:
+            yield from self._put_rows(session, table, run, now)
+        self.dispatch(now)
+
+    def _put_rows(
+        self, session: Endpoint, table: FrameTable, rows: list[int], now: float
+    ) -> Iterator[tuple[int, RefusedError]]:
+        """Add rows without priority, delay and ttl; yield those that are refused, and why."""
+        window = self.settings.dedup_window
+        ids = table.ids(array("i", rows)) if window else [""] * len(rows)
+        owner = f"{session.owner}\0{session.client_id or session.number}\0"
+        if window:
+            self._recent.forget(now)
+        chosen = array("i")
+        sizes = array("q")
+        more = 0
+        overhead = MESSAGE_OVERHEAD + len(session.client_id)
+        for row, identity in zip(rows, ids, strict=True):
+            if identity:
+                identity = owner + identity
+                if self._recent.has(identity, now):
+                    self._vitals.count_dropped("duplicate")
+                    continue
+            size = overhead + table.payload_len[row]
+            size += table.id_len[row] or len(f"q{self._next + len(chosen)}")
+            size += table.correlation_len[row] + table.target_len[row]
+            if table.headers_len[row]:
+                size += table.headers_len[row] + HEADER_OVERHEAD * len(table.headers(row))
+            try:
+                self._check_room(size, len(chosen), more)
+            except RefusedError as refusal:
+                yield row, refusal
+                continue
+            if identity:
+                self._remember(identity, now, keep=bool(session.client_id))
+            more += size
+            chosen.append(row)
+            sizes.append(size)
+        if chosen:
+            self._add_rows(session, table, chosen, sizes, more, now)
+
+    def _add_rows(
+        self,
+        session: Endpoint,
+        table: FrameTable,
+        rows: array[int],
+        sizes: array[int],
+        size: int,
+        now: float,
+    ) -> None:
+        sequence, count = self._next, len(rows)
+        self._next += count
+        timestamp = self._vitals.timestamp(now)
+        kept = FrameTable(count)
+        kept.derive(
+            table,
+            rows,
+            Op.ENQUEUE,
+            address=self.settings.name.encode(),
+            dialect=table.dialect,
+            sender=session.client_id.encode(),
+            kept_flags=Flag.TEXT,  # mfp's type survives (spec: mfp 6)
+            first_id=sequence,
+        )
+        self._capture.put_rows(self.settings.name, kept, sequence, timestamp, sizes)
+        self._contents.add_rows(sequence, kept, timestamp)
+        self.bytes += size
+        self._ready.add_run(sequence, sequence + count)
 
     def put(
         self,
@@ -265,49 +296,55 @@ class Queue:
             due = now + check_number(delay, DELAY, most=MOST_DELAY) / 1000
         sequence = self._next
         self._next += 1
-        epoch, window = self._vitals.epoch, self.settings.dedup_window
+        epoch = self._vitals.epoch
         if identity:
-            if self._recent.add(identity, now + window):
-                self._vitals.counters["ids_forgotten"] += 1
-            if producer is not None and producer.client_id:
-                self._engine.remember_id(self.settings.name, identity, now + window + epoch)
+            self._remember(identity, now, keep=bool(producer is not None and producer.client_id))
+        kept = replace(
+            message,
+            address=self.settings.name,  # a dead letter had another one
+            id=message.id or f"q{sequence}",
+            source=message.source if producer is None else producer.client_id,
+            flags=message.flags & Flag.TEXT,  # mfp's type survives (spec: mfp 6)
+            timestamp=self._vitals.timestamp(now),
+        )
         stored = Stored(
             self.settings.name,
             sequence,
-            replace(
-                message,
-                address=self.settings.name,  # a dead letter had another one
-                id=message.id or f"q{sequence}",
-                source=message.source if producer is None else producer.client_id,
-                flags=message.flags & Flag.TEXT,  # mfp's type survives (spec: mfp 6)
-                timestamp=self._vitals.timestamp(now),
-            ),
+            kept,
             0,
             now + lives + epoch if lives else 0.0,
             due + epoch if due else 0.0,
+            size_of(kept),
         )
-        self._engine.put(stored)
+        self._capture.put(stored)
+        self._contents.add(sequence, kept)
         if lives:
             self._ends[sequence] = now + lives
-        self.bytes += size_of(stored.message)
-        if self._capture.active:
-            self._capture.add(replace(stored.message, op=Op.ENQUEUE), now)
+        self.bytes += stored.size
         if due:
-            heapq.heappush(self._later, (due, sequence, stored))
+            self._ready.add_later(due, sequence)
+        elif kept.priority:
+            self._ready.add(sequence, kept.priority)
         else:
-            self._make_ready(stored)
+            self._ready.add_run(sequence, sequence + 1)
         self.dispatch(now)
 
-    def _check_room(self, size: int) -> None:
+    def _remember(self, identity: str, now: float, *, keep: bool) -> None:
+        """Take the id of a producer's message once."""
+        until = now + self.settings.dedup_window
+        if self._recent.add(identity, until):
+            self._vitals.counters["ids_forgotten"] += 1
+        if keep:
+            self._engine.remember_id(self.settings.name, identity, until + self._vitals.epoch)
+
+    def _check_room(self, size: int, messages: int = 0, more: int = 0) -> None:
+        """Raise RefusedError where a message does not fit beside so many, of so many bytes."""
         name, most = self.settings.name, self.settings.max_messages
-        if most and len(self) >= most:
+        if most and len(self) + messages >= most:
             raise RefusedError("busy", f"the queue {name} is full: it has {most} messages")
         most = self.settings.max_bytes
-        if most and self.bytes + size > most:
+        if most and self.bytes + more + size > most:
             raise RefusedError("busy", f"the queue {name} is full: it may have {most} bytes")
-
-    def _make_ready(self, stored: Stored) -> None:
-        heapq.heappush(self._ready, (-stored.message.priority, stored.sequence, stored))
 
     # Consumers
 
@@ -315,7 +352,7 @@ class Queue:
         """Deliver messages to a session as they come, `prefetch` at a time."""
         consumer = self._consumers.get(session)
         if consumer is None:
-            consumer = self._consumers[session] = _Consumer(session, 0)
+            consumer = self._consumers[session] = Consumer(session, 0)
         consumer.prefetch = prefetch or PREFETCH
         self._note_room(consumer)
         self.dispatch(now)
@@ -330,7 +367,7 @@ class Queue:
         consumer.prefetch = 0
         self._note_room(consumer)
         for sequence in list(consumer.held.values()):
-            self._give_back(consumer, self._held[sequence])
+            self._give_back(consumer, sequence)
         self.dispatch(now)
 
     def pull(
@@ -342,8 +379,8 @@ class Queue:
             self._shared.quotas.check("pulls", pulls.of(session), pulls.total)
         consumer = self._consumers.get(session)
         if consumer is None:
-            consumer = self._consumers[session] = _Consumer(session, 0)
-        pull = _Pull(consumer, request, count)
+            consumer = self._consumers[session] = Consumer(session, 0)
+        pull = Pull(consumer, request, count)
         self._pulls[pull] = consumer.pulls[pull] = None
         if wait:
             self._pull_ends.set(pull, now + wait)
@@ -354,21 +391,47 @@ class Queue:
 
     def ack(self, session: Endpoint, identity: str, now: float) -> None:
         """Remove a message that a session holds; raises RefusedError where it does not."""
-        held = self._held_by(session, identity)
-        self._release(held)
-        self._done(held.stored)
-        self._tell(Op.ACK, held.stored, session, now)
+        sequence = self._held_by(session, identity)
+        self._tell(Op.ACK, self._leases[sequence], [sequence], session, now)
+        self._release(sequence)
+        self._done([sequence])
         self.dispatch(now)
+
+    def ack_rows(
+        self, session: Endpoint, ids: Sequence[str], now: float
+    ) -> list[RefusedError | None]:
+        """Remove messages that a session holds; return what is refused, in the order of the ids."""
+        consumer = self._consumers.get(session)
+        held = consumer.held if consumer is not None else {}
+        refused: list[RefusedError | None] = []
+        done: list[int] = []
+        by_lease: dict[Lease, list[int]] = {}
+        for identity in ids:
+            sequence = held.get(identity)
+            if sequence is None:
+                refused.append(_not_held(identity))
+                continue
+            refused.append(None)
+            by_lease.setdefault(self._leases[sequence], []).append(sequence)
+            done.append(sequence)
+            del held[identity]
+        for lease, sequences in by_lease.items():
+            self._tell(Op.ACK, lease, sequences, session, now)
+            for sequence in sequences:
+                self._release(sequence)
+        self._done(done)
+        self.dispatch(now)
+        return refused
 
     def nack(self, session: Endpoint, identity: str, now: float, *, requeue: bool = True) -> None:
         """Give back a message that a session holds, to other consumers or to the dead letters."""
-        held = self._held_by(session, identity)
-        self._tell(Op.NACK, held.stored, session, now)
+        sequence = self._held_by(session, identity)
+        self._tell(Op.NACK, self._leases[sequence], [sequence], session, now)
         if requeue:
-            self._give_back(self._consumers[session], held)
+            self._give_back(self._consumers[session], sequence)
         else:
-            self._release(held)
-            self._bury(held.stored, "rejected", now)
+            self._release(sequence)
+            self._bury(sequence, "rejected", now)
         self.dispatch(now)
 
     def holds(self, session: Endpoint, identity: str) -> bool:
@@ -381,45 +444,61 @@ class Queue:
         self.settings = settings
         self._engine.declare(settings)
 
-    def _held_by(self, session: Endpoint, identity: str) -> _Held:
+    def _held_by(self, session: Endpoint, identity: str) -> int:
         consumer = self._consumers.get(session)
         if consumer is None or identity not in consumer.held:
-            raise RefusedError("not_found", f"no message {identity} is held by this connection")
-        return self._held[consumer.held[identity]]
+            raise _not_held(identity)
+        return consumer.held[identity]
 
-    def _release(self, held: _Held) -> None:
+    def _release(self, sequence: int) -> None:
         """Take a message from all its holders."""
-        del self._held[held.stored.sequence]
-        self._deadlines.discard(held.stored.sequence)
-        for consumer, identity in held.holders.items():
-            del consumer.held[identity]
+        for consumer in self._leases.end(sequence):
             self._note_room(consumer)
 
-    def _give_back(self, consumer: _Consumer, held: _Held) -> None:
+    def _give_back(self, consumer: Consumer, sequence: int) -> None:
         """Take a message from one holder; without any other it is ready again."""
-        del consumer.held[held.holders.pop(consumer)]
+        is_last = self._leases.let_go(consumer, sequence)
         self._note_room(consumer)
-        if not held.holders:
-            del self._held[held.stored.sequence]
-            self._deadlines.discard(held.stored.sequence)
-            self._make_ready(held.stored)
+        if is_last:
+            self._make_ready(sequence)
 
-    def _tell(self, op: Op, stored: Stored, session: Endpoint | None, now: float) -> None:
-        """Capture what became of a message."""
-        if not self._capture.active:
+    def _make_ready(self, sequence: int) -> None:
+        """A message that was delayed or delivered before may be delivered."""
+        found = self._messages.get(sequence)
+        self._ready.add(sequence, found.priority if found is not None else 0)
+
+    def _tell(
+        self, op: Op, lease: Lease, sequences: list[int], session: Endpoint, now: float
+    ) -> None:
+        """Capture what became of messages."""
+        if not self._capture.takes(self.settings.name):
             return
-        self._capture.add(
-            Message(
-                op=op,
-                address=self.settings.name,
-                id=stored.message.id,
-                source=stored.message.source,
-                target=session.client_id if session is not None else "",
-                dialect=session.dialect if session is not None else "",
-                headers={"$attempt": str(stored.attempts)},
-            ),
-            now,
+        told = lease.told
+        attempts = self._messages.attempts(sequences[0])
+        if isinstance(told, Message):
+            self._capture.add(
+                replace(
+                    told,
+                    op=op,
+                    target=session.client_id,
+                    dialect=session.dialect,
+                    parameters=Parameters(attempt=attempts),
+                ),
+                now,
+            )
+            return
+        rows = FrameTable(len(sequences))
+        rows.derive(
+            told,
+            array("i", [lease.sequences[sequence] for sequence in sequences]),
+            op,
+            address=self.settings.name.encode(),
+            dialect=session.dialect,
+            target=session.client_id.encode(),
+            headers=_attempt(attempts),
+            whole=False,
         )
+        self._capture.table(rows, now)
 
     # Handing out
 
@@ -431,16 +510,15 @@ class Queue:
     def _schedule(self) -> None:
         """Have `tick` called when there is something to do."""
         due = self._wakes_at
-        for deadlines in (self._deadlines, self._pull_ends):
+        for deadlines in (self._leases.deadlines, self._pull_ends):
             if len(deadlines) and (earliest := deadlines.next()) is not None:
                 due = min(due, earliest)
-        if self._later:
-            due = min(due, self._later[0][0])
-        due = min(due, self._recent.next())
-        if self._ready:
+        due = min(due, self._ready.next_due, self._recent.next())
+        first = self._ready.first
+        if first is not None:
             if self._free and self.settings.mode != "pull":
                 due = 0.0  # whoever has no room in its outbox now may have it soon
-            due = min(due, self._ends.get(self._ready[0][1], due))
+            due = min(due, self._ends.get(first, due))
         if due < self._wakes_at:
             self._wake_at(due)
 
@@ -454,148 +532,289 @@ class Queue:
         self._shared.wake.set(self, self._wakes_at)
 
     def _hand_out(self, now: float) -> None:
-        while self._later and self._later[0][0] <= now:
-            self._make_ready(heapq.heappop(self._later)[2])
-        while self._ready:
-            stored = self._ready[0][2]
-            if self._ends.get(stored.sequence, now + 1) <= now:
-                heapq.heappop(self._ready)
-                self._expire(stored, now)
-                continue
-            if stored.attempts >= self.settings.max_deliveries:
-                heapq.heappop(self._ready)
-                self._bury(stored, "too many deliveries", now)
-                continue
-            takers = self._takers()
-            if not takers:
+        while True:
+            while (due := self._ready.pop_due(now)) is not None:
+                self._make_ready(due)
+            if self._ready.first is None:
+                if not len(self) and len(self._contents):
+                    self._contents.clear()
                 return
-            heapq.heappop(self._ready)
-            self._deliver(stored, takers, now)
+            if self._drop_first(now):
+                continue
+            if self._pulls:
+                handed_out = self._hand_to_pull(now)
+            elif self.settings.mode == "pull":
+                return
+            elif self.settings.mode == "push":
+                handed_out = self._push(now)
+            else:
+                handed_out = self._hand_round(now)
+            if not handed_out:
+                return
 
-    def _takers(self) -> list[_Consumer]:
-        """Return the consumers that get the next message."""
-        if self._pulls:
-            # A pull whose client does not read waits; those behind it need not.
-            for pull in self._pulls:
-                if self._has_outbox(pull.consumer):
-                    self._pulls.move_to_end(pull, last=False)
-                    return [pull.consumer]
-            return []
-        if self.settings.mode == "pull":
-            return []
-        if self.settings.mode == "push":
-            some = (one for one in self._consumers.values() if one in self._free)
-            return [one for one in some if self._has_outbox(one)]
-        for _ in range(len(self._free)):
-            consumer = next(iter(self._free))
+    def _next_ready(self, most: int, room: int, now: float) -> list[int]:
+        """Take up to `most` messages that may be delivered, and about `room` bytes of them."""
+        taken: list[int] = []
+        ready, size_of_message = self._ready, self._messages.size
+        while len(taken) < most and (room > 0 or not taken):
+            if self._drop_first(now):
+                continue
+            if ready.first is None:
+                break
+            if self._ends or ready.has_single:
+                taken.append(ready.pop())
+                room -= size_of_message(taken[-1])
+            else:
+                run, room = ready.pop_run(most - len(taken), room, size_of_message)
+                taken.extend(run)
+        return taken
+
+    def _drop_first(self, now: float) -> bool:
+        """Take the next message away if it has expired or was delivered too often."""
+        sequence = self._ready.first
+        if sequence is None:
+            return False
+        if self._ends and self._ends.get(sequence, now + 1) <= now:
+            self._ready.pop()
+            self._expire(sequence, now)
+            return True
+        most = self.settings.max_deliveries
+        if self._ready.has_single and self._messages.attempts(sequence) >= most:
+            self._ready.pop()
+            self._bury(sequence, "too many deliveries", now)
+            return True
+        return False
+
+    def _hand_to_pull(self, now: float) -> bool:
+        """Deliver to the first pull whose client reads; those behind one that does not go on."""
+        for pull in self._pulls:
+            room = self._outbox(pull.consumer)
+            if room < 0:
+                continue
+            self._pulls.move_to_end(pull, last=False)
+            taken = self._next_ready(min(pull.left, HANDED_OUT), room, now)
+            if not taken:
+                return False
+            delivered = self._deliver(taken, pull.consumer, now)
+            pull.left -= delivered
+            pull.taken += delivered
+            if pull.left == 0 and pull in self._pulls:
+                self._end_pull(pull)
+            return True
+        return False
+
+    def _push(self, now: float) -> bool:
+        """Deliver the next message to everybody who has room."""
+        free = [one for one in self._consumers.values() if one in self._free]
+        takers = [one for one in free if self._outbox(one) >= 0]
+        if not takers:
+            return False
+        self._deliver_one(self._ready.pop(), takers, now)
+        return True
+
+    def _hand_round(self, now: float) -> bool:
+        """Deliver to the consumers that have room, in turn."""
+        rooms = {one: self._outbox(one) for one in self._free}
+        turns = deque(one for one, room in rooms.items() if room >= 0)
+        if not turns:
+            return False
+        most = sum(one.room for one in turns)
+        room = sum(max(1, rooms[one]) for one in turns)
+        taken = self._next_ready(min(most, HANDED_OUT), room, now)
+        if not taken:
+            return False
+        if len(turns) == 1:
+            consumer = turns[0]
             self._free.move_to_end(consumer)
-            if self._has_outbox(consumer):
-                return [consumer]
-        return []
+            self._deliver(taken, consumer, now)
+            return True
+        shares: dict[Consumer, list[int]] = {one: [] for one in turns}
+        for sequence in taken:
+            consumer = turns.popleft()
+            share = shares[consumer]
+            share.append(sequence)
+            self._free.move_to_end(consumer)
+            if len(share) < consumer.room:
+                turns.append(consumer)
+        for consumer, share in shares.items():
+            if share:
+                self._deliver(share, consumer, now)
+        return True
 
-    def _has_outbox(self, consumer: _Consumer) -> bool:
-        """Return whether a consumer's outbox has room."""
-        return consumer.session.outgoing <= self._shared.flow.limit
+    def _outbox(self, consumer: Consumer) -> int:
+        """Return the room in a consumer's outbox, less than 0 where there is none."""
+        return self._shared.flow.limit - consumer.session.outgoing
 
-    def _note_room(self, consumer: _Consumer) -> None:
+    def _note_room(self, consumer: Consumer) -> None:
         """Note whether a consumer may hold more messages, after that may have changed."""
         if len(consumer.held) >= consumer.prefetch:
             self._free.pop(consumer, None)
         elif consumer not in self._free:
             self._free[consumer] = None
 
-    def _deliver(self, stored: Stored, takers: list[_Consumer], now: float) -> None:
-        message = stored.message
-        stored = Stored(
-            stored.queue,
-            stored.sequence,
-            message,
-            stored.attempts + 1,
-            stored.expires,
-            stored.due,
+    def _deliver(self, sequences: list[int], consumer: Consumer, now: float) -> int:
+        """Deliver messages to one consumer; return how many it got."""
+        delivered = 0
+        for chunk, run in self._contents.runs(sequences):
+            table = chunk.table if chunk is not None else None
+            if chunk is None:
+                self._lost(run)
+            elif table is not None and len(run) > 1 and self._send_rows(chunk, run, consumer, now):
+                delivered += len(run)
+            else:
+                delivered += sum(self._deliver_one(one, [consumer], now) for one in run)
+        return delivered
+
+    def _send_rows(self, chunk: Chunk, run: list[int], consumer: Consumer, now: float) -> bool:
+        """Deliver rows of a table that were never delivered before; False if that cannot be.
+
+        Producers may give the same id twice; a consumer must be able to tell them apart.
+        """
+        session, table = consumer.session, chunk.table
+        assert table is not None
+        if any(map(self._messages.attempts, run)):
+            return False
+        rows = rows_of(chunk, run)
+        ids = dict(zip(run, table.ids(rows), strict=True))
+        if len(set(ids.values())) < len(run) or not consumer.held.keys().isdisjoint(ids.values()):
+            return False
+        sent = FrameTable(len(run))
+        sent.derive(
+            table,
+            rows,
+            Op.DELIVER,
+            address=self.settings.name.encode(),
+            dialect=table.dialect,
+            kept_flags=Flag.TEXT,
+            flags=Flag.FIRST,
+            headers=_attempt(1),
         )
-        headers = {**message.headers, "$attempt": str(stored.attempts)}
+        if not session.send_rows(sent):
+            return False
+        self._vitals.counters["delivered"] += len(run)
+        session.delivered += len(run)
+        told = FrameTable(len(run))
+        told.derive(
+            table,
+            rows,
+            Op.DELIVER,
+            address=self.settings.name.encode(),
+            dialect=session.dialect,
+            target=session.client_id.encode(),
+            headers=_attempt(1),
+            whole=False,
+        )
+        if self._capture.takes(self.settings.name):
+            self._capture.table(told, now)
+        if not session.acknowledges:
+            self._done(run)
+            return True
+        lease = Lease({one: k for k, one in enumerate(run)}, {consumer: ids}, told)
+        self._leases.add(lease, now + self.settings.ack_timeout)
+        consumer.held.update((identity, one) for one, identity in ids.items())
+        self._note_room(consumer)
+        for begin, end in runs(run):
+            self._engine.count_attempts(self.settings.name, begin, end - begin, 1)
+        return True
+
+    def _deliver_one(self, sequence: int, takers: list[Consumer], now: float) -> bool:
+        """Deliver one message to one consumer or several; return whether one has got it."""
+        message = self._contents.get(sequence)
+        if message is None:
+            self._lost([sequence])
+            return False
+        attempts = self._messages.attempts(sequence) + 1
+        said = message.parameters.but(attempt=attempts)
+        name = self.settings.name
+        told = Message(address=name, id=message.id, source=message.source)
+        lease = Lease({sequence: 0}, {}, told)
+        self._engine.count_attempts(name, sequence, 1, attempts)
         done = False
-        held = _Held(stored, {})
-        pull = next(iter(self._pulls), None)
         for position, taker in enumerate(takers):
-            first = Flag.FIRST if stored.attempts == 1 and position == 0 else NO_FLAGS
-            # Producers may give the same id twice; a consumer must be able to tell them apart.
-            identity = f"q{stored.sequence}" if message.id in taker.held else message.id
-            flags = first | message.flags if message.flags else first
-            delivery = replace(message, op=Op.DELIVER, id=identity, flags=flags, headers=headers)
+            first = Flag.FIRST if attempts == 1 and position == 0 else NO_FLAGS
+            identity = f"q{sequence}" if message.id in taker.held else message.id
+            flags = first | message.flags & Flag.TEXT
+            delivery = replace(message, op=Op.DELIVER, id=identity, flags=flags, parameters=said)
             if not taker.session.send(delivery):
                 self._vitals.count_dropped("undeliverable")
                 continue
             self._vitals.counters["delivered"] += 1
             taker.session.delivered += 1
-            self._tell(Op.DELIVER, stored, taker.session, now)
-            if pull is not None:
-                pull.left -= 1
-                pull.taken += 1
+            self._tell(Op.DELIVER, lease, [sequence], taker.session, now)
             if taker.session.acknowledges:
-                taker.held[identity] = stored.sequence
-                held.holders[taker] = identity
+                taker.held[identity] = sequence
+                lease.holders[taker] = {sequence: identity}
                 self._note_room(taker)
             else:
                 done = True
-        if held.holders:
-            self._held[stored.sequence] = held
+        if lease.holders:
+            self._leases.add(lease, now + self.settings.ack_timeout)
         if done:
-            if held.holders:
-                self._release(held)
-            self._done(stored)
-        elif held.holders:
-            self._engine.count_attempt(stored)
-            self._deadlines.set(stored.sequence, now + self.settings.ack_timeout)
-        else:
-            self._bury(stored, "undeliverable", now)
-        if pull is not None and pull.left == 0 and pull in self._pulls:
-            self._end_pull(pull)
+            if lease.holders:
+                self._release(sequence)
+            self._done([sequence])
+        elif not lease.holders:
+            self._bury(sequence, "undeliverable", now)
+            return False
+        return True
 
-    def _end_pull(self, pull: _Pull) -> None:
+    def _end_pull(self, pull: Pull) -> None:
         """Remove a pull that is complete or has timed out, and tell its session."""
         self._remove_pull(pull)
         pull.consumer.session.end_of_pull(pull.request, pull.taken)
 
-    def _remove_pull(self, pull: _Pull) -> None:
+    def _remove_pull(self, pull: Pull) -> None:
         del self._pulls[pull], pull.consumer.pulls[pull]
         self._pull_ends.discard(pull)
         self._shared.pulls.remove(pull.consumer.session)
 
     # The end of a message
 
-    def _done(self, stored: Stored) -> None:
-        self.bytes -= size_of(stored.message)
-        self._ends.pop(stored.sequence, None)
-        self._engine.drop(self.settings.name, stored.sequence)
+    def _done(self, sequences: Sequence[int]) -> None:
+        """Forget messages."""
+        for begin, end in runs(sequences):
+            for sequence in range(begin, end):
+                self.bytes -= self._messages.size(sequence)
+                if self._ends:
+                    self._ends.pop(sequence, None)
+            self._engine.drop(self.settings.name, begin, end - begin)
 
-    def _bury(self, stored: Stored, reason: str, now: float) -> None:
+    def _lost(self, sequences: list[int]) -> None:
+        """Forget messages that are damaged on the disk, and report them."""
+        name = self.settings.name
+        self._engine.report_lost(f"messages {sequences[0]} to {sequences[-1]} of the queue {name}")
+        self._done(sequences)
+
+    def _bury(self, sequence: int, reason: str, now: float) -> None:
         """Move a message to the dead letters, or drop it where it is one already."""
+        message = self._contents.get(sequence)
+        if message is None:
+            self._lost([sequence])
+            return
         self._vitals.count_dropped(reason.replace(" ", "_"))
-        headers = {**stored.message.headers, REASON: reason}
-        self._capture.add(replace(stored.message, op=Op.DEAD, headers=headers), now)
+        headers = {**message.headers, REASON: reason}
+        self._capture.add(replace(message, op=Op.DEAD, headers=headers), now)
         if not self.settings.name.endswith(DEAD):
             dead = self._shared.open(self.settings.name + DEAD)
-            dead.put(replace(stored.message, headers=headers), now, dead=True)
-        self._done(stored)  # last: rather twice than never
+            dead.put(replace(message, headers=headers), now, dead=True)
+        self._done([sequence])  # last: rather twice than never
 
-    def _expire(self, stored: Stored, now: float) -> None:
+    def _expire(self, sequence: int, now: float) -> None:
         if self.settings.keep_expired:
-            self._bury(stored, "expired", now)
+            self._bury(sequence, "expired", now)
         else:
-            self._done(stored)
+            self._done([sequence])
             self._vitals.count_dropped("expired")
 
     def tick(self, now: float) -> None:
         """Take back messages that were not acknowledged in time, and end pulls that timed out."""
         self._wakes_at = float("inf")
         try:
-            for sequence in self._deadlines.due(now):
-                self._vitals.counters["redelivered"] += 1
-                held = self._held[sequence]
-                for consumer in list(held.holders):
-                    self._give_back(consumer, held)
+            for lease in self._leases.deadlines.due(now):
+                self._vitals.counters["redelivered"] += len(lease.sequences)
+                for sequence in list(lease.sequences):
+                    self._release(sequence)
+                    self._make_ready(sequence)
             self._hand_out(now)
             for pull in self._pull_ends.due(now):
                 self._end_pull(pull)
@@ -607,15 +826,36 @@ class Queue:
 
     def peek(self, count: int) -> list[Stored]:
         """Return the next messages, without taking them."""
-        return [stored for _, _, stored in heapq.nsmallest(count, self._ready)]
+        found: list[Stored] = []
+        for sequence in self._ready:
+            if len(found) == count:
+                break
+            message = self._contents.get(sequence)
+            if message is not None:
+                attempts = self._messages.attempts(sequence)
+                found.append(Stored(self.settings.name, sequence, message, attempts))
+        return found
+
+    def close(self) -> None:
+        """Let go of what is in memory; the queue was removed."""
+        self._contents.clear()
+
+    def lose(self) -> None:
+        """Let go of everything: the partition of the queue is not here any more.
+
+        Those who take messages from it are disconnected, and find it again where it is then.
+        """
+        self.close()
+        for pull in list(self._pulls):
+            self._remove_pull(pull)
+        consumers, self._consumers = self._consumers, {}
+        for session in consumers:
+            session.close(f"the queue {self.settings.name} has moved")
 
     def purge(self) -> int:
         """Delete all messages that nobody holds; return how many."""
-        thrown = [stored for _, _, stored in self._ready + self._later]
-        self._ready.clear()
-        self._later.clear()
-        for stored in thrown:
-            self._done(stored)
+        thrown = self._ready.clear()
+        self._done(sorted(thrown))
         self._vitals.count_dropped("purged", len(thrown))
         return len(thrown)
 
@@ -627,17 +867,28 @@ class Queue:
         With `only`, move just those of these sequences that are ready.
         """
         if only:
-            chosen = [entry for entry in self._ready if entry[2].sequence in only]
-            self._ready = [entry for entry in self._ready if entry[2].sequence not in only]
-            heapq.heapify(self._ready)
-            moved = [stored for _, _, stored in sorted(chosen, key=lambda one: one[:2])]
+            moved = self._ready.remove(only)
         else:
-            moved = [heapq.heappop(self._ready)[2] for _ in range(min(count, len(self._ready)))]
-        for stored in moved:
-            headers = {k: v for k, v in stored.message.headers.items() if k != REASON}
-            other.put(replace(stored.message, headers=headers), now, dead=True)
-            self._done(stored)
+            moved = [self._ready.pop() for _ in range(min(count, len(self._ready)))]
+        for sequence in moved:
+            message = self._contents.get(sequence)
+            if message is None:
+                self._lost([sequence])
+                continue
+            headers = {k: v for k, v in message.headers.items() if k != REASON}
+            other.put(replace(message, headers=headers), now, dead=True)
+            self._done([sequence])
         return len(moved)
+
+
+@cache
+def _attempt(attempts: int) -> bytes:
+    """Return the header that says how often a message was delivered, in a table's one form."""
+    return packed(Parameters(attempt=attempts))
+
+
+def _not_held(identity: str) -> RefusedError:
+    return RefusedError("not_found", f"no message {identity} is held by this connection")
 
 
 def _identity(message: Message, producer: Endpoint | None) -> str:

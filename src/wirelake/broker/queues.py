@@ -6,10 +6,11 @@ there (spec: a topic or a queue).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from wirelake.address import MAX_ADDRESS, check_address, check_topic
+from wirelake.broker.bodies import Bodies
 from wirelake.broker.capture import Capture
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.flow import Flow
@@ -18,9 +19,10 @@ from wirelake.broker.quotas import Quotas
 from wirelake.broker.rights import Rights
 from wirelake.broker.topics import Topics
 from wirelake.broker.vitals import Vitals
-from wirelake.engine.base import Engine, QueueSettings
 from wirelake.errors import RefusedError
+from wirelake.journal.engine import Engine, QueueSettings
 from wirelake.message import Message
+from wirelake.wire import FrameTable
 
 #: Bytes of a queue's name: its dead letters have an address, too.
 MAX_NAME = MAX_ADDRESS - len(DEAD)
@@ -48,8 +50,13 @@ class Queues:
         self._vitals = vitals
         self._quotas = quotas
         self._topics = topics
-        self._shared = Shared(engine, vitals, quotas, capture, flow, self.open)
-        self._queues = {s.name: Queue(self._shared, s) for s in engine.queues()}
+        self._capture = capture
+        self._shared = Shared(engine, vitals, quotas, capture, flow, Bodies(engine), self.open)
+        self._queues = {
+            s.name: Queue(self._shared, s)
+            for s in engine.queues()
+            if not s.name.startswith("$")  # dialects keep theirs there
+        }
         self._ticked = 0.0
         topics.inboxes = self
 
@@ -62,6 +69,7 @@ class Queues:
     def get(self, name: str) -> Queue:
         """Return a queue; raises RefusedError (`not_found`) where there is none."""
         if name not in self._queues:
+            self._capture.check_here(name)
             raise RefusedError("not_found", f"no queue {name}")
         return self._queues[name]
 
@@ -101,6 +109,18 @@ class Queues:
         if not session.rights.allows("publish", check_address(message.address)):
             raise RefusedError("unauthorized", f"no right to publish to {message.address}")
         self._named(session, message.address).take(session, message, now)
+
+    def enqueue_rows(
+        self, session: Endpoint, table: FrameTable, rows: Sequence[int], now: float
+    ) -> Iterator[tuple[int, RefusedError]]:
+        """Put rows into the queue that all of them name; yield those that are refused, and why.
+
+        Raises RefusedError where none of them can be put.
+        """
+        name = table.address(rows[0]).decode()
+        if not session.rights.allows("publish", check_address(name)):
+            raise RefusedError("unauthorized", f"no right to publish to {name}")
+        return self._named(session, name).take_rows(session, table, rows, now)
 
     def to_consume(self, session: Endpoint, name: str) -> Queue:
         """Return a queue that a session may take messages from; it is declared if need be."""
@@ -144,6 +164,7 @@ class Queues:
             return self.open(name)
         check_topic(name)
         self.check_right(name, rights)
+        self._capture.check_here(name)
         self._quotas.check_levels(name)
         self._quotas.check_all("queues", len(self._queues))
         if len(name.encode()) > MAX_NAME:
@@ -179,10 +200,27 @@ class Queues:
 
     def remove(self, name: str) -> None:
         """Remove a queue and its messages."""
-        self._shared.wake.discard(self.get(name))
+        queue = self.get(name)
+        self._shared.wake.discard(queue)
+        queue.close()
         del self._queues[name]
         self._engine.remove(name)
         self._topics.forget(name)
+
+    def adopt(self, partition: int) -> None:
+        """Take up the queues of a partition that is here now."""
+        for settings in self._engine.queues(partition):
+            if settings.name.startswith("$"):
+                continue
+            queue = self._queues[settings.name] = Queue(self._shared, settings)
+            self._topics.turn_into_queue(settings.name, queue)
+
+    def lose(self, partition: int) -> None:
+        """Let go of the queues of a partition that is not here any more."""
+        for name in [name for name in self._queues if self._engine.home(name) == partition]:
+            queue = self._queues.pop(name)
+            self._shared.wake.discard(queue)
+            queue.lose()
 
     def left(self, session: Endpoint, now: float) -> None:
         """A session has ended: the messages that it holds go to others."""

@@ -34,6 +34,10 @@ class Quotas:
     keys: int = 1_000_000
     key_bytes: int = 1 << 30
     deleted_keys: int = 10_000
+    sessions: int = 100_000
+    session_messages: int = 100_000
+    retained: int = 1_000_000
+    retained_bytes: int = 1 << 30
 
     def change(self, **quotas: int) -> None:
         """Put these quotas into force; the others stay."""

@@ -19,19 +19,24 @@ from array import array
 import cython
 
 from wirelake.message import Flag, Op
+from wirelake.wire.names import longer
 from wirelake.wire.table import SECRET
 
 if cython.compiled:
-    from cython.cimports.wirelake.wire.octets import Octets, equal, hash_of
+    from cython.cimports.wirelake.wire.names import Names
+    from cython.cimports.wirelake.wire.octets import Octets, equal, same, uint32
     from cython.cimports.wirelake.wire.table import FrameTable
 else:
-    from wirelake.wire.octets import Octets, equal, hash_of
+    from wirelake.wire.names import Names
+    from wirelake.wire.octets import Octets, equal, same, uint32
     from wirelake.wire.table import FrameTable
 
 _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
 #: What makes a publish more than a message for whoever listens.
 _SPECIAL = cython.declare(cython.int, Flag.RESPONSE | Flag.OVERSIZE | SECRET)
 _ACK = cython.declare(cython.int, Flag.ACK)
+_DOLLAR = cython.declare(cython.int, ord("$"))
+_DELAY = b"delay"
 
 #: How many filters `Changed` keeps, and the bytes that one may have.
 CHANGES = cython.declare(cython.int, 256)
@@ -57,6 +62,66 @@ def plain_run(table: FrameTable, start: cython.Py_ssize_t, sender: bytes) -> int
     ):
         row += 1
     return int(row)
+
+
+def like_run(table: FrameTable, start: cython.Py_ssize_t) -> int:
+    """Return where the run of rows ends that begins at row `start` and can be done together.
+
+    They have the same op and address, no receiver, and no headers but plain ones.
+    """
+    row: cython.Py_ssize_t = start
+    op: cython.int = table.op[start]
+    table.read_headers()
+    while (
+        row < table.count
+        and table.op[row] == op
+        and not table.flags[row] & _SPECIAL
+        and table.target_len[row] == 0
+        and _has_address(table, row, start)
+        and plain_headers(table, row)
+    ):
+        row += 1
+    return int(row)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _has_address(
+    table: FrameTable, row: cython.Py_ssize_t, other: cython.Py_ssize_t
+) -> cython.bint:
+    """Have two rows the same address?"""
+    p: cython.p_const_uchar = table.address_p
+    q: cython.p_const_uchar = table.address_p
+    at: cython.Py_ssize_t = table.address_at[row]
+    begin: cython.Py_ssize_t = table.address_at[other]
+    if table.address_len[row] != table.address_len[other]:
+        return False
+    if at < 0:
+        p, at = table.side.data, -1 - at
+    if begin < 0:
+        q, begin = table.side.data, -1 - begin
+    return equal(p, at, q, begin, table.address_len[row])
+
+
+def plain_headers(table: FrameTable, row: cython.Py_ssize_t) -> cython.bint:
+    """Has a row no headers that mean something to the broker: parameters, a delay?
+
+    They are in the one form.
+    """
+    at: cython.Py_ssize_t = -1 - table.headers_at[row]
+    end: cython.Py_ssize_t = at + table.headers_len[row]
+    size: cython.Py_ssize_t
+    delay: bytes = _DELAY
+    if table.headers_len[row] == 0:
+        return True
+    while at < end:
+        size = uint32(table.side.data, at)
+        if size and table.side.data[at + 8] == _DOLLAR:
+            return False
+        if size == 5 and same(table.side.data, at + 8, delay, 5):
+            return False
+        at += 8 + size + uint32(table.side.data, at + 4)
+    return True
 
 
 @cython.cfunc
@@ -101,27 +166,26 @@ def end_of_likes(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssi
     return int(row)
 
 
-def wanting_ack(table: FrameTable, rows: cython.const[cython.int][::1]) -> array[int]:
+def wanting_ack(table: FrameTable, rows: range | array[int]) -> array[int]:
     """Those of the rows whose senders want to be told."""
     k: cython.Py_ssize_t
     n: cython.Py_ssize_t = 0
-    found: array[int] = array("i", [0]) * len(rows)
+    row: cython.int
+    chosen: cython.int[::1]
+    found: array[int] = array("i", bytes(4 * len(rows)))
     cells: cython.int[::1] = found
-    for k in range(len(rows)):
-        if table.flags[rows[k]] & _ACK:
-            cells[n] = rows[k]
-            n += 1
-    return found[:n]
-
-
-def span(start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> array[int]:
-    """The rows [start, end), one by one."""
-    row: cython.Py_ssize_t
-    rows: array[int] = array("i", [0]) * (end - start)
-    cells: cython.int[::1] = rows
-    for row in range(start, end):
-        cells[row - start] = row
-    return rows
+    if isinstance(rows, range):
+        for row in range(rows.start, rows.stop):
+            if table.flags[row] & _ACK:
+                cells[n] = row
+                n += 1
+    else:
+        chosen = rows
+        for k in range(len(chosen)):
+            if table.flags[chosen[k]] & _ACK:
+                cells[n] = chosen[k]
+                n += 1
+    return found if n == len(found) else found[:n]
 
 
 @cython.final
@@ -243,68 +307,31 @@ def may_match(
 @cython.final
 @cython.cclass
 class Routes:
-    """Audiences by address: open addressing, keys in one buffer."""
+    """Audiences by address."""
 
-    slots: cython.int[::1]
-    mask: cython.longlong
-    count: cython.Py_ssize_t
-    hashes: cython.longlong[::1]
-    key_at: cython.int[::1]
-    key_len: cython.int[::1]
-    audience: cython.int[::1]
+    names: Names
+    audience: cython.int[::1]  # by the number of the address, -1 where it is not known any more
     right_at: cython.longlong[::1]  # when each was last known to be right, as Changed counts
-    keys: Octets
-    seed: cython.longlong
     assigned = cython.declare(cython.int[::1], visibility="public")
 
     def __init__(self, seed: int = 0) -> None:
-        self.seed = seed  # so that nobody can choose addresses that fall into one slot
-        self.keys = Octets(4096)
-        self.assigned = array("i", [0]) * 4096
+        """`seed` keeps others from choosing addresses that share a slot."""
+        self.names = Names(seed, 256)
+        self.assigned = array("i", bytes(4 * 4096))
         self.clear()
 
     def __len__(self) -> int:
-        return int(self.count)
+        return self.names.count
 
     def clear(self) -> None:
         """Forget every route."""
-        self.keys.size = 0
-        self.count = 0
-        self._size(256)
-
-    @cython.cfunc
-    def _size(self, entries: cython.Py_ssize_t) -> cython.int:
-        """Make room for so many routes, in a table twice as large."""
-        k: cython.Py_ssize_t
-        hashes = array("q", [0]) * entries
-        key_at = array("i", [0]) * entries
-        key_len = array("i", [0]) * entries
-        audience = array("i", [0]) * entries
-        right_at = array("q", [0]) * entries
-        slot: cython.longlong
-        if self.count:
-            hashes[: self.count] = array("q", self.hashes[: self.count])
-            key_at[: self.count] = array("i", self.key_at[: self.count])
-            key_len[: self.count] = array("i", self.key_len[: self.count])
-            audience[: self.count] = array("i", self.audience[: self.count])
-            right_at[: self.count] = array("q", self.right_at[: self.count])
-        self.hashes = hashes
-        self.key_at = key_at
-        self.key_len = key_len
-        self.audience = audience
-        self.right_at = right_at
-        self.slots = array("i", [-1]) * (2 * entries)
-        self.mask = 2 * entries - 1
-        for k in range(self.count):
-            slot = self.hashes[k] & self.mask
-            while self.slots[slot] >= 0:
-                slot = (slot + 1) & self.mask
-            self.slots[slot] = k
-        return 0
+        self.names.clear()
+        self.audience = array("i", bytes(4 * 256))
+        self.right_at = array("q", bytes(8 * 256))
 
     def forget(self, address: bytes) -> None:
         """Do not know an address's audience any more."""
-        k: cython.int = self._entry(address, 0, len(address))
+        k: cython.Py_ssize_t = self.names.find_bytes(address)
         if k >= 0:
             self.audience[k] = -1
 
@@ -315,7 +342,7 @@ class Routes:
         """
         k: cython.Py_ssize_t
         marks: cython.uchar[::1] = used
-        for k in range(self.count):
+        for k in range(self.names.count):
             if self.audience[k] >= 0:
                 if self.right_at[k] == changed.now:
                     marks[self.audience[k]] = 1
@@ -324,26 +351,12 @@ class Routes:
 
     def add(self, address: bytes, audience: int, changed: Changed) -> None:
         """Remember an address's audience, which was worked out just now."""
-        code: cython.longlong = hash_of(self.seed, address, 0, len(address))
-        slot: cython.longlong
-        k: cython.int = self._entry(address, 0, len(address))
-        if k >= 0:
-            self.audience[k] = audience
-            self.right_at[k] = changed.now
-            return
-        if self.count == len(self.hashes):
-            self._size(2 * self.count)
-        slot = code & self.mask
-        while self.slots[slot] >= 0:
-            slot = (slot + 1) & self.mask
-        self.slots[slot] = self.count
-        self.hashes[self.count] = code
-        self.key_at[self.count] = self.keys.size
-        self.key_len[self.count] = len(address)
-        self.audience[self.count] = audience
-        self.right_at[self.count] = changed.now
-        self.keys.put_bytes(address)
-        self.count += 1
+        k: cython.Py_ssize_t = self.names.add_bytes(address)
+        if k == len(self.audience):
+            self.audience = longer(self.audience, "i", 2 * k)
+            self.right_at = longer(self.right_at, "q", 2 * k)
+        self.audience[k] = audience
+        self.right_at[k] = changed.now
 
     def assign(
         self,
@@ -359,7 +372,7 @@ class Routes:
         Returns the row it stopped at, `end` when all are assigned.
         """
         row: cython.Py_ssize_t
-        k: cython.int
+        k: cython.Py_ssize_t
         known: cython.int = -1
         at: cython.int
         n: cython.int
@@ -368,7 +381,7 @@ class Routes:
         p: cython.p_const_uchar
         q: cython.p_const_uchar = table.side.data
         if len(self.assigned) < table.capacity:
-            self.assigned = array("i", [0]) * table.capacity
+            self.assigned = array("i", bytes(4 * table.capacity))
         for row in range(start, end):
             at = table.address_at[row]
             n = table.address_len[row]
@@ -377,7 +390,7 @@ class Routes:
                 p = table.side.data
                 at = -1 - at
             if n != last_n or not equal(p, at, q, last_at, n):
-                k = self._entry(p, at, n)
+                k = self.names.find(p, at, n)
                 if k < 0:
                     return int(row)
                 if self.right_at[k] != changed.now:
@@ -407,19 +420,19 @@ class Routes:
         last: cython.int = -1
         at: cython.Py_ssize_t = 0
         found: dict[int, int] = {}  # the audiences' groups
-        of_row: cython.int[::1] = array("i", [0]) * (end - start)
+        of_row: cython.int[::1] = array("i", bytes(4 * (end - start)))
         for row in range(start, end):
             if self.assigned[row] != last:
                 last = self.assigned[row]
                 at = found.setdefault(last, len(found))
             of_row[row - start] = at
-        next_at: cython.int[::1] = array("i", [0]) * (len(found) + 1)
+        next_at: cython.int[::1] = array("i", bytes(4 * (len(found) + 1)))
         for row in range(end - start):
             next_at[of_row[row] + 1] += 1
         for group in range(len(found)):
             next_at[group + 1] += next_at[group]
         begins = list(next_at)
-        rows: array[int] = array("i", [0]) * (end - start)
+        rows: array[int] = array("i", bytes(4 * (end - start)))
         cells: cython.int[::1] = rows
         for row in range(end - start):
             group = of_row[row]
@@ -429,27 +442,6 @@ class Routes:
             audience: rows[begins[number] : begins[number + 1]]
             for audience, number in found.items()
         }
-
-    @cython.cfunc
-    @cython.exceptval(-2, check=True)
-    def _entry(
-        self, p: cython.p_const_uchar, at: cython.Py_ssize_t, n: cython.Py_ssize_t
-    ) -> cython.int:
-        """Where an address's route is kept, -1 where it is not."""
-        code: cython.longlong = hash_of(self.seed, p, at, n)
-        slot: cython.longlong = code & self.mask
-        k: cython.int
-        while True:
-            k = self.slots[slot]
-            if k < 0:
-                return -1
-            if (
-                self.hashes[k] == code
-                and self.key_len[k] == n
-                and equal(p, at, self.keys.data, self.key_at[k], n)
-            ):
-                return k
-            slot = (slot + 1) & self.mask
 
 
 def gather(table: FrameTable, rows: cython.const[cython.int][::1]) -> memoryview:
@@ -477,10 +469,17 @@ def gather(table: FrameTable, rows: cython.const[cython.int][::1]) -> memoryview
     return out.take()
 
 
-def is_contiguous(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> bool:
-    """Do the frames of rows [start, end) lie next to each other?"""
+def adjacent(table: FrameTable, start: cython.Py_ssize_t, end: cython.Py_ssize_t) -> bytes:
+    """Return the frames of rows [start, end), or b"" where they do not follow each other."""
+    data: cython.const[cython.uchar][::1] = table.buffer
     row: cython.Py_ssize_t
-    for row in range(start + 1, end):
-        if table.frame_at[row] != table.frame_at[row - 1] + table.frame_len[row - 1]:
-            return False
-    return True
+    begin: cython.Py_ssize_t = table.frame_at[start]
+    stop: cython.Py_ssize_t = begin
+    for row in range(start, end):
+        if table.frame_at[row] != stop:
+            return b""
+        stop += table.frame_len[row]
+    if cython.compiled:
+        p: cython.p_const_uchar = cython.address(data[0])
+        return p[begin:stop]
+    return bytes(data[begin:stop])

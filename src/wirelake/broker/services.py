@@ -22,7 +22,7 @@ from wirelake.broker.traffic import Traffic
 from wirelake.broker.vitals import Vitals
 from wirelake.dialects import HOPS
 from wirelake.errors import RefusedError
-from wirelake.message import Message, Op
+from wirelake.message import NO_PARAMETERS, Message, Op, Parameters
 
 #: How long a request without a ttl may take, in seconds.
 TIMEOUT = 30.0
@@ -121,7 +121,7 @@ class Services:
                 request, op=Op.REQUEST, correlation_id=number, source=session.client_id, target=""
             )
             # Of a request that waits for its reply nothing large is kept.
-            kept = replace(request, payload=b"", headers={})
+            kept = replace(request, payload=b"", headers={}, parameters=NO_PARAMETERS)
             self._open[number] = _Open(kept, session, service, now)
             asked[number] = self._share(service).to_answer[number] = None
             if service.send(passed):
@@ -157,7 +157,7 @@ class Services:
             id=found.request.id,
             source=session.client_id,
             target=found.requester.client_id,
-            headers={k: v for k, v in reply.headers.items() if not k.startswith("$")},
+            parameters=NO_PARAMETERS,
         )
         # In the log both have the broker's own number, which nobody else uses.
         self._capture.add(passed, now)
@@ -189,7 +189,7 @@ class Services:
                 correlation_id=number,
                 target=found.requester.client_id,
                 payload=error.text.encode(),
-                headers={"$code": error.code},
+                parameters=Parameters(code=error.code),
             ),
             now,
         )

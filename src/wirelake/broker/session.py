@@ -61,6 +61,7 @@ class Session(Endpoint):
         self.encoder = encoder(dialect, client=False)
         self.encoder.keep = SMALL  # as there are many sessions
         self._outbox = _Outbox(link)
+        self._failures = 0  # of the engine, when this read began
         self._promised = 0  # bytes of answers that wait for the disk
         self._owed: deque[Iterator[Message | None]] = deque()  # long answers
         self._next: Message | None = None  # of the first of them
@@ -85,6 +86,8 @@ class Session(Endpoint):
         self.last_heard = vitals.now = now
         if self.waits_for:
             return 0
+        self.node.engine.heard(self.number)
+        self._failures = self.node.engine.failures
         if len(data) > LARGE and flow.budget.is_exceeded:
             flow.starve(self, 0)
             return 0
@@ -93,12 +96,15 @@ class Session(Endpoint):
         self._work_before = vitals.work
         self._outbox.cork()
         try:
-            self._go_on(now)
+            if self._owed:
+                self._go_on(now)
             while not self.closed and not self.waits_for and not self._owed and at < len(data):
                 before = vitals.work
                 # A frame that was not whole must be seen whole, or at least more of it.
                 piece = data[at : at + max(self._appetite, 2 * self._seen)]
                 used = self.scanner.scan(piece, table)
+                if not 0 <= used <= len(piece):  # a scanner of somebody else's
+                    raise ValueError(f"the scanner used {used} bytes of {len(piece)}")
                 self._seen = 0 if used and self.scanner.again else len(piece) - used
                 at += used
                 self._walk(table, now)
@@ -120,6 +126,10 @@ class Session(Endpoint):
             self.node.traffic.fault(self.link.peer, error, data[at:], at_fault, secret=is_secret)
             self.answer_fault(error)
             self.close("protocol error")
+        except Exception as error:
+            if not DIALECTS[self.dialect].is_foreign:
+                raise
+            self.failed(error)
         finally:
             table.release()
             self._outbox.uncork()
@@ -127,6 +137,19 @@ class Session(Endpoint):
         self.bytes_in += at
         self.node.capture.hold_back(self)
         return at
+
+    def failed(self, error: Exception) -> None:
+        """The code of the dialect raised what it must not: an event, and the connection ends."""
+        if not self.closed:
+            self.report(error)
+            self.close("its dialect failed")
+
+    def report(self, error: Exception) -> None:
+        """Tell operators that the code of the dialect failed."""
+        text = f"{self.dialect}: {type(error).__name__}: {error}"
+        self.node.vitals.counters["dialect_failures"] += 1
+        self.node.vitals.event("dialect_failed", self.link.peer, text)
+        log.error("%s: the dialect failed: %s", self.link.peer, text, exc_info=error)
 
     def _explain(self, error: ProtocolError) -> ProtocolError:
         """Return the error; where the limit for strangers caused it, the error names that limit."""
@@ -176,6 +199,8 @@ class Session(Endpoint):
             if end > row and self.accepts_publishes():
                 self.publish(table, row, end, now)
                 row = end
+            elif done := self.control_rows(table, row, now):
+                row += done
             else:
                 self.control(table.message(row), now)
                 row += 1
@@ -188,10 +213,16 @@ class Session(Endpoint):
         """Return whether plain publishes may go straight to the router."""
         return True
 
+    def control_rows(self, table: FrameTable, row: int, now: float) -> int:
+        """Do what several rows from this one on ask for; return how many, 0 for one at a time."""
+        return 0
+
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer it as the dialect does."""
         self.node.vitals.work += 2
         try:
+            if message.parameters.fault:
+                raise RefusedError("bad_request", message.parameters.fault)
             self.perform(message, now)
         except RefusedError as error:
             self.node.vitals.count_refused(error.code)
@@ -222,10 +253,19 @@ class Session(Endpoint):
         outbox with its `size` in bytes.
         """
         engine, budget = self.node.engine, self.node.flow.budget
-        if engine.trouble and not kept:
+        elsewhere = self.node.topics.elsewhere
+        if self.registration and elsewhere is not None:
+            again = lambda: self.answer(action, kept=kept, size=size)  # noqa: E731
+            if elsewhere.after(self.registration, again):
+                return
+            self.registration = 0
+        reads = self.node.flow.reading is self
+        if reads and engine.failures != self._failures:  # what this answers may have been lost
+            self._break_off()
+        elif engine.trouble and not kept:
             action()
-        elif self.node.flow.reading is not self:
-            engine.after(action)
+        elif not reads:
+            engine.after(action, failed=self._break_off)
         else:
             size += ANSWER
             self._promised += size
@@ -236,7 +276,17 @@ class Session(Endpoint):
                 budget.add(-size)
                 action()
 
-            engine.after(answer)
+            def unanswered() -> None:
+                self._promised -= size
+                budget.add(-size)
+                self._break_off()
+
+            engine.after(answer, self.number, failed=unanswered)
+
+    def _break_off(self) -> None:
+        """What the client sent may be kept or not: it finds out when it sends it again."""
+        if not self.closed:
+            self.close("what it sent may not have been kept")
 
     # Out
 
@@ -274,6 +324,24 @@ class Session(Endpoint):
         outbox.write(data)
         if not outbox.is_corked and self.link.buffered > flow.limit:
             flow.overflowed(self, sender or flow.reading, policy, self.node.vitals.now)
+
+    def send_rows(self, table: FrameTable) -> bool:
+        """Send all rows of a table to a consumer; return False where they must be sent one by one.
+
+        So they must where the dialect has a way of its own to send a message, or has no form for
+        one of them.
+        """
+        if self.closed or type(self).send is not Session.send:
+            return False
+        return self._send_rows(table)
+
+    def _send_rows(self, table: FrameTable) -> bool:
+        frames = self.encoder.encode(table)
+        if self.encoder.skipped:
+            self.encoder.skipped.clear()
+            return False
+        self.write(bytes(frames) if len(frames) < SMALL else frames)
+        return True
 
     def send_all(self, messages: Iterable[Message | None]) -> None:
         """Send an answer that may be long, as fast as the client reads it.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from wirelake.address import check_filter, check_number, check_topic, has_wildcard, matches
+from wirelake.address import check_filter, check_topic, has_wildcard, matches
 from wirelake.broker.capture import Capture
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.endpoint import Endpoint
@@ -24,11 +24,11 @@ from wirelake.broker.names import SortedNames
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.vitals import Vitals
-from wirelake.engine.base import Engine, Entry
 from wirelake.errors import RefusedError
-from wirelake.message import Message, Op
+from wirelake.journal.engine import Engine, Entry
+from wirelake.message import Message, Op, Parameters
 
-#: The engine keeps the floor as the revision of this key, which nobody else can have.
+#: Each partition keeps its floor as the revision of this key, which nobody else can have.
 FLOOR = "$floor"
 
 #: Keys that one page of a list looks at, that it has, and the bytes of their values.
@@ -71,13 +71,7 @@ class Store:
         self._capture = capture
         self._flow = flow
         self._entries: dict[str, Entry] = {}
-        self._floor = 0
-        for entry in engine.entries():
-            if entry.key == FLOOR:
-                self._floor = entry.revision
-            elif not entry.key.startswith("$"):  # others keep theirs there
-                self._entries[entry.key] = entry
-        self._names = SortedNames(self._entries)
+        self._floors: Counter[int] = Counter()  # by partition
         self._deleted: OrderedDict[str, None] = OrderedDict()  # the oldest first
         self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
@@ -85,13 +79,7 @@ class Store:
         self._listings: dict[_Listing, None] = {}
         self._watched: dict[Endpoint, dict[str, None]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
-        for entry in self._entries.values():
-            if entry.value is None:
-                self._deleted[entry.key] = None
-            else:
-                self._bytes += len(entry.key) + len(entry.value)
-                if entry.expires:
-                    self._deadlines.set(entry.key, entry.expires - vitals.epoch)
+        self._names = SortedNames(self._load())
 
     def __len__(self) -> int:
         """The number of keys, without deleted ones."""
@@ -218,7 +206,7 @@ class Store:
         self._expire(now)
 
     def _expire(self, now: float) -> None:
-        if not self._engine.trouble:  # a delete must be kept, too
+        if not self._engine.stalled:  # a delete must be kept, too
             for key in self._deadlines.due(now, EXPIRED_AT_ONCE):
                 self._change(None, key, self._entries[key], None, 0, now)
 
@@ -226,6 +214,7 @@ class Store:
         check_topic(key)
         if not session.rights.allows("store", key):
             raise RefusedError("unauthorized", f"no right to the key {key}")
+        self._capture.check_here(key)
         self._expire(self._vitals.now)
         return self._entries.get(key)
 
@@ -236,8 +225,8 @@ class Store:
         return entry
 
     def _expect(self, entry: Entry, message: Message) -> None:
-        expected = message.headers.get("$rev", "")
-        if expected and check_number(expected, "rev") != entry.revision:
+        expected = message.parameters.rev
+        if expected is not None and expected != entry.revision:
             raise RefusedError(
                 "conflict", f"{entry.key} has revision {entry.revision}, not {expected}"
             )
@@ -251,12 +240,12 @@ class Store:
         ttl: int,
         now: float,
     ) -> Entry:
-        self._capture.check_disk()
+        self._capture.check_disk(key)
         size = _size(key, value) - (_size(key, old.value) if old else 0)
         if size > 0:
             self._quotas.check_room("key_bytes", self._bytes, size)
         ends = now + ttl / 1000 if ttl else 0.0
-        revision = (old.revision if old else self._floor) + 1
+        revision = (old.revision if old else self._floors[self._engine.home(key)]) + 1
         entry = Entry(key, revision, value, ends + self._vitals.epoch if ends else 0.0)
         if key not in self._entries:
             self._names.add(key)
@@ -266,17 +255,20 @@ class Store:
         self._deadlines.discard(key)
         if ends:
             self._deadlines.set(key, ends)
-        self._engine.write_entry(entry)
+        told = change(entry)
+        source, dialect = (session.client_id, session.dialect) if session else ("", "")
+        self._capture.change(entry, replace(told, source=source, dialect=dialect), now)
         for listing in self._listings:
             listing.changed.add(key)
         if value is None:
             self._deleted[key] = None
             self._drop_deleted()
         self._changing[key] += 1
-        told = change(entry)
-        source, dialect = (session.client_id, session.dialect) if session else ("", "")
-        self._capture.add(replace(told, source=source, dialect=dialect), now)
-        self._engine.after(lambda: self._tell(told, session))
+        self._engine.after(
+            lambda: self._tell(told, session),
+            failed=lambda: self._changed(key),
+            partition=self._engine.home(key),
+        )
         return entry
 
     def _drop_deleted(self) -> None:
@@ -286,19 +278,54 @@ class Store:
             return
         for _ in range(len(self._deleted) - most * 9 // 10):
             key, _ = self._deleted.popitem(last=False)
-            self._floor = max(self._floor, self._entries.pop(key).revision)
+            home = self._engine.home(key)
+            self._floors[home] = max(self._floors[home], self._entries.pop(key).revision)
             self._names.remove(key)
             self._engine.drop_entry(key)
-        self._engine.write_entry(Entry(FLOOR, self._floor, None))
+        for partition, floor in self._floors.items():
+            self._engine.write_entry(Entry(FLOOR, floor, None), partition=partition)
+
+    def adopt(self, partition: int) -> None:
+        """Take up the keys of a partition that is here now."""
+        for key in self._load(partition):
+            self._names.add(key)
+
+    def lose(self, partition: int) -> None:
+        """Let go of the keys of a partition that is not here any more."""
+        for key in [key for key in self._entries if self._engine.home(key) == partition]:
+            self._bytes -= _size(key, self._entries.pop(key).value)
+            self._names.remove(key)
+            self._deleted.pop(key, None)
+            self._deadlines.discard(key)
+        self._floors.pop(partition, None)
+
+    def _load(self, partition: int | None = None) -> Iterator[str]:
+        """Yield the keys of a partition, or of all, and know what is to be known of them."""
+        for where, entry in self._engine.entries(partition):
+            if entry.key == FLOOR:
+                self._floors[where] = entry.revision
+            if entry.key.startswith("$"):  # others keep theirs there
+                continue
+            self._entries[entry.key] = entry
+            if entry.value is None:
+                self._deleted[entry.key] = None
+            else:
+                self._bytes += len(entry.key) + len(entry.value)
+                if entry.expires:
+                    self._deadlines.set(entry.key, entry.expires - self._vitals.epoch)
+            yield entry.key
 
     def is_changing(self, key: str) -> bool:
         """Return whether a key has changes that are not durable yet."""
         return key in self._changing
 
+    def _changed(self, key: str) -> None:
+        self._changing[key] -= 1
+        if not self._changing[key]:
+            del self._changing[key]
+
     def _tell(self, told: Message, cause: Endpoint | None) -> None:
-        self._changing[told.address] -= 1
-        if not self._changing[told.address]:
-            del self._changing[told.address]
+        self._changed(told.address)
         for session in self._watchers.match(told.address):
             self._flow.push(session, told, cause, self._vitals.now)
 
@@ -319,5 +346,5 @@ def change(entry: Entry) -> Message:
         op=Op.DEL if entry.value is None else Op.SET,
         address=entry.key,
         payload=entry.value or b"",
-        headers={"$rev": str(entry.revision)},
+        parameters=Parameters(rev=entry.revision),
     )

@@ -19,7 +19,7 @@ from wirelake.broker.clients import Clients
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.quotas import Quotas
 from wirelake.errors import RefusedError
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 
 @dataclass(eq=False, slots=True)
@@ -81,7 +81,7 @@ class Streams:
 
     def close(self, session: Endpoint, message: Message, now: float) -> None:
         """Close a stream; a code says that it was not complete."""
-        self._close(self._end(session, message), message.headers.get("$code", ""), now)
+        self._close(self._end(session, message), message.parameters.code, now)
 
     def left(self, session: Endpoint, now: float) -> None:
         """A session has ended: close its streams with a code."""
@@ -101,8 +101,8 @@ class Streams:
         del self._ends[end.session][end.number]
         del self._ends[other.session][other.number]
         self._count -= 2
-        headers = {"$count": str(other.received)} | ({"$code": code} if code else {})
-        closed = Message(op=Op.CLOSE, correlation_id=other.number, headers=headers)
+        said = Parameters(count=other.received, code=code)
+        closed = Message(op=Op.CLOSE, correlation_id=other.number, parameters=said)
         other.session.send(closed)
         # Both rows in the log have the name that the target knows the stream under.
         far = end if end.is_target else other

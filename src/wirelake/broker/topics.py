@@ -10,7 +10,9 @@ matches, and they are worked out again when they are next used.
 from __future__ import annotations
 
 import secrets
+from array import array
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -19,7 +21,7 @@ from wirelake.broker.capture import Capture
 from wirelake.broker.endpoint import Endpoint, Policy
 from wirelake.broker.flow import Flow
 from wirelake.broker.quotas import Quotas
-from wirelake.broker.rights import Rights
+from wirelake.broker.rights import Rights, all_rights
 from wirelake.broker.route import Changed, Routes
 from wirelake.broker.subscriptions import FilterIndex
 from wirelake.broker.vitals import EVENTS, Vitals
@@ -42,6 +44,11 @@ class Inbox(Protocol):
     def take(self, session: Endpoint, message: Message, now: float) -> None:
         """Keep a message that a session sent; raises RefusedError."""
 
+    def take_rows(
+        self, session: Endpoint, table: FrameTable, rows: Sequence[int], now: float
+    ) -> Iterator[tuple[int, RefusedError]]:
+        """Keep rows that a session sent; yield those that are refused, and why."""
+
     def consume(self, session: Endpoint, prefetch: int, now: float) -> None:
         """Let a session have messages as they come."""
 
@@ -58,7 +65,37 @@ class Inboxes(Protocol):
         """Return the queue of an address that is one."""
 
 
-_Key: TypeAlias = "tuple[tuple[Endpoint, ...], Policy, str | None, Inbox | None, bool]"
+class Way(Protocol):
+    """The way to the owner of an address that is another node."""
+
+    def forward(
+        self, session: Endpoint, table: FrameTable, rows: range | array[int], now: float
+    ) -> None:
+        """Send rows that a session published to the owner, and answer the session."""
+
+
+class Elsewhere(Protocol):
+    """The other nodes of a cluster, as far as topics need them."""
+
+    def way(self, address: str) -> Way | None:
+        """Return the way to the owner of an address, None where that is this node."""
+
+    def added(self, filter: str) -> int:
+        """A client subscribes; return the registration that its answer waits for, or 0."""
+
+    def removed(self, filter: str) -> None:
+        """A client does not subscribe any more."""
+
+    def after(self, registration: int, action: Callable[[], object]) -> bool:
+        """Run an action when a registration is confirmed; return False where it is already."""
+
+
+#: The rights of a node that publishes for its clients; the node has checked theirs.
+FORWARDED = all_rights("a node, for its clients")
+#: The rights of an owner that delivers: what it sends is for the clients of this node alone.
+DELIVERED = all_rights("the owner of a partition")
+
+_Key: TypeAlias = "tuple[tuple[Endpoint, ...], Policy, str | None, Inbox | None, bool, Way | None]"
 
 
 @dataclass(eq=False, slots=True)
@@ -72,6 +109,7 @@ class Audience:
     refusal: RefusedError | None = None
     inbox: Inbox | None = None
     captured: bool = False
+    way: Way | None = None  # to the owner, where that is another node
     key: _Key | None = None  # what tells it from all other audiences
 
 
@@ -84,6 +122,8 @@ class Topics:
 
     #: Set by whoever keeps queues, before anything is published.
     inboxes: Inboxes
+    #: Set where this node is one of a cluster.
+    elsewhere: Elsewhere | None = None
 
     def __init__(self, vitals: Vitals, quotas: Quotas, flow: Flow, capture: Capture) -> None:
         self._vitals = vitals
@@ -114,11 +154,7 @@ class Topics:
         Where the filter is the address of a queue, the session consumes it, `prefetch` messages at
         a time. Raises RefusedError where rights or quotas do not allow it.
         """
-        check_filter(filter)
-        if not session.rights.allows("subscribe", filter):
-            raise RefusedError("unauthorized", f"no right to subscribe to {filter}")
-        if filter == EVENTS and not session.rights.admin:
-            raise RefusedError("unauthorized", f"{EVENTS} is for operators")
+        self.check_subscription(session, filter)
         if filter in self.inboxes:
             self.check_quota(session, filter)
             session.consumes[filter] = None
@@ -129,9 +165,26 @@ class Topics:
             if has_wildcard(filter):
                 self._quotas.check_one("wildcards", session.wildcards)
                 session.wildcards += 1
-            self._subscriptions.add(filter, session)
             session.filters[filter] = None
-            self.forget(filter)
+            self._add(filter, session)
+
+    def check_subscription(self, session: Endpoint, filter: str) -> None:
+        """Raise RefusedError where a filter is none, or a session may not subscribe to it."""
+        check_filter(filter)
+        if not session.rights.allows("subscribe", filter):
+            raise RefusedError("unauthorized", f"no right to subscribe to {filter}")
+        if filter == EVENTS and not session.rights.admin:
+            raise RefusedError("unauthorized", f"{EVENTS} is for operators")
+
+    def add(self, receiver: Endpoint, filter: str) -> None:
+        """Let an endpoint have what is published to a filter that its client may subscribe to.
+
+        The caller has checked rights and quotas of the client, which may have many endpoints.
+        """
+        if filter not in receiver.filters:
+            receiver.wildcards += has_wildcard(filter)
+            receiver.filters[filter] = None
+            self._add(filter, receiver)
 
     def check_quota(self, session: Endpoint, filter: str) -> None:
         """Raise RefusedError where a session may not subscribe to one more filter or queue."""
@@ -155,8 +208,33 @@ class Topics:
             if session.filters.pop(one, 0) == 0:
                 raise RefusedError("not_found", f"no subscription to {one}")
             session.wildcards -= has_wildcard(one)
-            self._subscriptions.remove(one, session)
-            self.forget(one)
+            self._remove(one, session)
+
+    def subscribe_node(self, node: Endpoint, filter: str) -> None:
+        """Let another node have what is published to a filter's addresses.
+
+        That node has checked the rights and quotas of its clients.
+        """
+        if filter not in node.filters:
+            node.filters[filter] = None
+            self._add(filter, node)
+
+    def unsubscribe_node(self, node: Endpoint, filter: str) -> None:
+        """Remove a subscription of another node, if there is one."""
+        if node.filters.pop(filter, 0) is None:
+            self._remove(filter, node)
+
+    def _add(self, filter: str, session: Endpoint) -> None:
+        self._subscriptions.add(filter, session)
+        self.forget(filter)
+        if self.elsewhere is not None and not session.is_node:
+            session.registration = self.elsewhere.added(filter)
+
+    def _remove(self, filter: str, session: Endpoint) -> None:
+        self._subscriptions.remove(filter, session)
+        self.forget(filter)
+        if self.elsewhere is not None and not session.is_node:
+            self.elsewhere.removed(filter)
 
     def subscribers(self, address: str) -> list[Endpoint]:
         """Return those who get what is published to a topic, without those who only observe."""
@@ -167,9 +245,9 @@ class Topics:
         """Let those who subscribed to an address consume it, now that it is a queue."""
         self.forget(address)
         for session in self.subscribers(address):
-            if address in session.filters:
+            if address in session.filters and not session.is_node:  # a node consumes nothing
                 del session.filters[address]
-                self._subscriptions.remove(address, session)
+                self._remove(address, session)
                 session.consumes[address] = None
                 queue.consume(session, 0, self._vitals.now)
 
@@ -197,9 +275,7 @@ class Topics:
                     self._drop(audience)
                 continue
             left -= 1
-            filter = filters.pop()
-            self._subscriptions.remove(filter, session)
-            self.forget(filter)
+            self._remove(filters.pop(), session)
 
     def _push(self, event: Message) -> None:
         """Send an event to those who subscribe to its address; nobody waits for them."""
@@ -217,7 +293,7 @@ class Topics:
     def reaches(self, session: Endpoint, address: str) -> bool:
         """Return whether anybody gets what a session publishes to an address."""
         audience = self._audience_of(address, session.rights)
-        return bool(audience.members) or audience.inbox is not None
+        return bool(audience.members) or audience.inbox is not None or audience.way is not None
 
     def assign(self, rights: Rights, table: FrameTable, start: int, end: int) -> Routes:
         """Find the audiences of the rows [start, end) for a publisher of these rights.
@@ -268,12 +344,27 @@ class Topics:
                 raise RefusedError("unauthorized", "no right to publish to this address")
         except RefusedError as refusal:
             return self._intern((), "disconnect", refusal)
-        if address in self.inboxes:
+        is_here = rights is DELIVERED
+        if self.elsewhere is not None and not is_here and (way := self.elsewhere.way(address)):
+            if rights is FORWARDED:  # it must not go round and round
+                text = "the partition of this address has another owner now"
+                return self._intern((), "disconnect", RefusedError("busy", text))
+            return self._intern((), "disconnect", None, way=way)
+        try:
+            if not is_here:
+                self._capture.check_here(address)
+        except RefusedError as refusal:
+            return self._intern((), "disconnect", refusal)
+        if address in self.inboxes and not is_here:
             return self._intern((), "disconnect", None, self.inboxes.open(address))
         visited = self._subscriptions.visited
-        members = tuple(one for one in self._subscriptions.match(address) if not one.closed)
+        members = tuple(
+            one
+            for one in self._subscriptions.match(address)
+            if not one.closed and not (is_here and one.is_node)
+        )
         self._vitals.work += (self._subscriptions.visited - visited + len(members)) // 32
-        captured = self._capture.takes(address)
+        captured = not is_here and self._capture.takes(address)
         return self._intern(members, self._flow.policy_of(address), None, None, captured)
 
     def _intern(
@@ -283,13 +374,14 @@ class Topics:
         refusal: RefusedError | None,
         inbox: Inbox | None = None,
         captured: bool = False,
+        way: Way | None = None,
     ) -> Audience:
         """Return the audience that is like this; there is only one."""
-        key = (members, policy, str(refusal) if refusal else None, inbox, captured)
+        key = (members, policy, str(refusal) if refusal else None, inbox, captured, way)
         number = self._numbers.get(key)
         if number is not None:
             return self.audiences[number]
-        audience = Audience(-1, members, {}, policy, refusal, inbox, captured, key)
+        audience = Audience(-1, members, {}, policy, refusal, inbox, captured, way, key)
         for member in members:
             audience.forms.setdefault(member.form, []).append(member)
             self._audiences_of[member].add(audience)

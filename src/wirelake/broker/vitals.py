@@ -24,8 +24,8 @@ MAX_EVENTS = 100
 class Vitals:
     """The time, the work done, the counters and the latest events of one broker."""
 
-    def __init__(self, epoch: float = 0.0, latest: int = 0) -> None:
-        self.now = 0.0
+    def __init__(self, epoch: float = 0.0, latest: int = 0, now: float = 0.0) -> None:
+        self.now = now
         #: Added to the broker's time it gives seconds since 1970.
         self.epoch = epoch
         #: The work done so far, in units of about 10 µs: sessions give way by it.

@@ -14,11 +14,14 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
+from hashlib import sha256
 from typing import Any, Protocol
 
+from wirelake.chat.past import Past
 from wirelake.chat.room import (
     ASIDE,
     HEARTBEAT,
@@ -32,6 +35,7 @@ from wirelake.chat.room import (
     clean,
     mentions,
     pieces,
+    plain_text,
     read,
 )
 from wirelake.client import Client, Messages, connect
@@ -55,24 +59,40 @@ ANSWER_TIME, MAX_DELAY = 10.0, 5.0
 FAREWELL = 1.0
 
 MAX_WAITING = 100  # messages
+MAX_CUT = 64  # characters of a name that is too long for a client id
 MAX_SEEN = 30  # ids in one body
-MAX_SHOWN = 2000  # characters of a plain client's message
 
 
 def client_of(url: str, name: str, token: str) -> Client:
-    """A client whose id is the name, if the dialect has client ids.
+    """A client whose id is the name, or is made from it where the dialect cannot say that.
 
-    Raises ConfigError if the name cannot be a client id.
+    Raises ConfigError for a URL that is wrong, or where no name can be a client id.
     """
-    client_id = name if can(parse(url).dialect, "client id") else ""
-    try:
-        return connect(
-            url, client_id=client_id, token=token, timeout=ANSWER_TIME, max_delay=MAX_DELAY
-        )
-    except ConfigError as error:
-        if error.setting != "client_id":
-            raise
-        raise ConfigError("name", error.reason) from None
+    client_id = client_id_for(url, name, token)
+    return connect(url, client_id=client_id, token=token, timeout=ANSWER_TIME, max_delay=MAX_DELAY)
+
+
+def client_id_for(url: str, name: str, token: str) -> str:
+    """The client id of a member: its name, if the dialect can say it with this token.
+
+    Else as much of the name as fits, and a few letters that follow from all of it: so the id of
+    somebody is the same each time. Empty where the dialect has no client ids.
+    """
+    if not can(parse(url, token=token).dialect, "client id"):
+        return ""
+    mark = sha256(name.casefold().encode()).hexdigest()[:4]
+    shorter = [f"{name[:size]}-{mark}" for size in range(min(len(name), MAX_CUT), -1, -1)]
+    fault = ""
+    for one in [name, *shorter]:
+        try:
+            parse(url, client_id=one, token=token)
+        except ConfigError as error:
+            if error.setting != "client_id":
+                raise
+            fault = fault or error.reason
+        else:
+            return one
+    raise ConfigError("name", fault)
 
 
 class Watcher(Protocol):
@@ -98,11 +118,18 @@ class Member:
     """A member, from the beginning to the end of `async with`."""
 
     def __init__(
-        self, client: Client, name: str, watcher: Watcher, heartbeat: float = HEARTBEAT
+        self,
+        client: Client,
+        name: str,
+        watcher: Watcher,
+        heartbeat: float = HEARTBEAT,
+        past: Past | None = None,
     ) -> None:
         self.id = secrets.token_hex(4)
         self.name = name
         self.rooms: dict[str, Room] = {}
+        self.past = past
+        self.dialect = client.dialect
         self.trouble = ""  # why there is no connection; empty while there is one
         self._client = client
         self._watcher = watcher
@@ -168,8 +195,14 @@ class Member:
                 messages = await self._stack.enter_async_context(ear)
                 self._start(self._listen(messages, self._hear))
                 self._has_ear = True
-            for address in (name + ASIDE, name):
-                messages = await stack.enter_async_context(self._client.subscribe(address))
+            own = f"{name}{ASIDE}/{self.id}"  # for messages to us alone
+            for address in (name + ASIDE, own, name):
+                try:
+                    messages = await stack.enter_async_context(self._client.subscribe(address))
+                except RefusedError as error:
+                    if address == own and error.code not in ("closed", "timeout"):
+                        continue  # a token may have the right to the room alone
+                    raise
                 hear = self._hear if self._has_addresses else _ignore
                 self._start(self._listen(messages, hear))
             self._echo.clear()
@@ -184,6 +217,7 @@ class Member:
             await asyncio.sleep(ANSWERS)
             if self._is_taken(room, self.name):
                 raise RefusedError("exists", f"somebody called {self.name} is in #{name} already")
+            await self._recall(room)
             await self._publish(self._note(Kind.JOIN, name))
         except BaseException:
             del self._entering[name]
@@ -193,6 +227,16 @@ class Member:
         others = len(room.members)
         self.tell(room, f"you are in #{name}, with {others} other{'' if others == 1 else 's'}")
         return room
+
+    async def _recall(self, room: Room) -> None:
+        """Bring what was said before we came, and the topic, from the log."""
+        if self.past is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_TIME):
+                room.recall(await asyncio.to_thread(self.past.recent, room.name))
+                if (note := await asyncio.to_thread(self.past.topic, room.name)) is not None:
+                    room.set_topic(note, _milliseconds())
 
     async def leave(self, name: str) -> None:
         """Leave a room."""
@@ -228,16 +272,52 @@ class Member:
 
     async def say(self, room: Room, text: str, kind: Kind = Kind.SAY) -> None:
         """Queue a text to be sent, as several messages if it is long."""
+        room.new = None
         whole = Note(kind, room.name, self.name, f"{self.id}.{10**9 - 1}", clean(text))
         for piece in pieces(whole):
-            self._said += 1
-            note = Note(kind, room.name, self.name, f"{self.id}.{self._said}", piece)
-            at = datetime.now().astimezone()
-            entry = Entry(at, kind, piece, self.name, note.id, Tick.WAITING)
-            room.add(entry)
-            self._watcher.added(room, entry)
-            give_up = asyncio.get_running_loop().time() + PATIENCE
-            await self._outgoing.put((room, entry, note, give_up))
+            entry = self._entry(room, kind, piece)
+            await self._queue(room, entry, Note(kind, room.name, self.name, entry.id, piece))
+
+    def _entry(self, room: Room, kind: Kind, text: str, to: str = "") -> Entry:
+        """Add what we say to a room's history."""
+        self._said += 1
+        at = datetime.now().astimezone()
+        id = f"{self.id}.{self._said}"
+        entry = Entry(at, kind, text, self.name, id, Tick.WAITING, to=to)
+        room.add(entry)
+        self._watcher.added(room, entry)
+        return entry
+
+    async def _queue(self, room: Room, entry: Entry, note: Note) -> None:
+        give_up = asyncio.get_running_loop().time() + PATIENCE
+        await self._outgoing.put((room, entry, note, give_up))
+
+    async def whisper(self, room: Room, name: str, text: str) -> None:
+        """Queue a text for one member of this room, or of another that we are in.
+
+        Raises RefusedError if nobody there has this name.
+        """
+        for place in [room, *(one for one in self.rooms.values() if one is not room)]:
+            if (target := place.member_called(name)) is not None:
+                break
+        else:
+            raise RefusedError("not_found", f"nobody here is called {name}: /who tells who is")
+        to = place.members[target].name
+        whole = Note(Kind.MSG, place.name, self.name, f"{self.id}.{10**9 - 1}", clean(text))
+        for piece in pieces(whole, spare=len(target) + 1):
+            entry = self._entry(room, Kind.MSG, piece, to)
+            note = Note(Kind.MSG, place.name, self.name, entry.id, f"{target} {piece}")
+            await self._queue(room, entry, note)
+
+    async def set_topic(self, room: Room, text: str) -> None:
+        """Give the room a topic, which is empty to remove it; RefusedError if it is too long."""
+        now = max(_milliseconds(), room.topic_at + 1)
+        note = self._note(Kind.TOPIC, room.name, f"{now} {self.name} {clean(text)}")
+        if len(pieces(note)) > 1:
+            raise RefusedError("too_large", "a topic has one line of a few hundred letters")
+        await self._publish(note, ack=self._has_acks)
+        self.tell(room, room.set_topic(note, now))
+        self._watcher.stirred()
 
     async def finish(self) -> None:
         """Wait until each queued message was delivered or has failed."""
@@ -272,7 +352,7 @@ class Member:
             self._watcher.ticked(room, entry)
 
     def _note(self, kind: Kind, room: str, text: str = "") -> Note:
-        return Note(kind, room, self.name, self.id, text or f"{self._heartbeat:g}")
+        return Note(kind, room, self.name, self.id, text or f"{self._heartbeat:g} {self.dialect}")
 
     async def _publish(
         self, note: Note, *, ack: bool = False, timeout: float = ANSWER_TIME
@@ -306,6 +386,14 @@ class Member:
         elif note.kind in TALK:
             at = datetime.now().astimezone()
             self._add(room, Entry(at, note.kind, note.text, note.name, note.id))
+        elif note.kind is Kind.MSG:
+            self._hear_whisper(room, note)
+        elif note.kind is Kind.TOPIC:
+            if notice := room.set_topic(note, _milliseconds()):
+                self.tell(room, notice)
+                self._watcher.stirred()
+            if timer := self._timers.pop((Kind.TOPIC, room.name), None):
+                timer.cancel()  # somebody was faster
         elif note.kind is Kind.SEEN:
             self._hear_seen(room, note.text.split()[:MAX_SEEN])
         else:
@@ -317,11 +405,16 @@ class Member:
         if room is None and not message.address:
             rooms = sorted(self.rooms.values(), key=self._watcher.is_watching)
             room = rooms[-1] if rooms else None
-        text = clean(message.payload[: 4 * MAX_SHOWN].decode(errors="replace")).strip()
+        text = plain_text(message.payload)
         if room is not None and text:
-            if len(text) > MAX_SHOWN:
-                text = text[:MAX_SHOWN] + "…"
             self._add(room, Entry(datetime.now().astimezone(), Kind.SAY, text))
+
+    def _hear_whisper(self, room: Room, note: Note) -> None:
+        """Show a message to us alone; mfp also delivers those to other members."""
+        target, _, text = note.text.partition(" ")
+        if target == self.id:
+            at = datetime.now().astimezone()
+            self._add(room, Entry(at, Kind.MSG, text, note.name, note.id, to=self.name))
 
     def _add(self, room: Room, entry: Entry) -> None:
         """Add another member's talk."""
@@ -334,8 +427,10 @@ class Member:
         if self._watcher.is_watching(room):
             self._soon(Kind.SEEN, room, SPREAD_SEEN)
         else:
+            if not room.unread:
+                room.new = entry
             room.unread += 1
-            room.is_mentioned |= mentions(entry.text, self.name)
+            room.is_mentioned |= mentions(entry.text, self.name) or bool(entry.to)
         self._watcher.added(room, entry)
 
     def look_at(self, room: Room) -> None:
@@ -359,6 +454,8 @@ class Member:
             notice = room.arrive(note, asyncio.get_running_loop().time())
         if note.kind in (Kind.WHO, Kind.JOIN) and room.name in self.rooms:
             self._soon(Kind.HERE, room, SPREAD_HERE)
+            if room.topic_at:
+                self._soon(Kind.TOPIC, room, SPREAD_SEEN)
         if notice:
             self.tell(room, notice)
             if note.kind is Kind.JOIN and note.name.casefold() == self.name.casefold():
@@ -380,6 +477,8 @@ class Member:
             text = " ".join(self._unseen.pop(room.name, []))
             if not text:
                 return  # somebody was faster
+        if kind is Kind.TOPIC:
+            text = f"{room.topic_at} {room.topic_by} {room.topic}"
         if room.name in self.rooms:
             self._start(self._try_publish(self._note(kind, room.name, text)))
 
@@ -433,6 +532,11 @@ class Member:
                 one.until = until
         self.trouble = ""
         self._watcher.stirred()
+
+
+def _milliseconds() -> int:
+    """The time, in ms since 1970."""
+    return round(time.time() * 1000)
 
 
 def _ignore(message: Message) -> None:

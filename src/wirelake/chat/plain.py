@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from wirelake.chat.member import Member
-from wirelake.chat.room import Entry, Kind, Room
+from wirelake.chat.room import BREAK, Entry, Kind, Room
 from wirelake.chat.session import Session
 from wirelake.errors import WirelakeError
 
@@ -44,7 +44,10 @@ class Printer:
             if entry.kind:
                 own = entry.tick is not None
                 event |= {"kind": entry.kind, "name": entry.name, "id": entry.id, "own": own}
-            self._write(event | {"text": entry.text, "time": entry.at.isoformat()})
+            if entry.to:
+                event["to"] = entry.to
+            text = entry.text.replace(BREAK, "\n")
+            self._write(event | {"text": text, "time": entry.at.isoformat()})
         elif entry.tick is None:
             several = self.member is not None and len(self.member.rooms) > 1
             place = f"#{room.name} " if several else ""
@@ -90,8 +93,10 @@ def as_text(entry: Entry) -> str:
     """An entry as one line of text."""
     if entry.kind is None:
         return f"* {entry.text}"
-    name = entry.name or "?"
-    return f"* {name} {entry.text}" if entry.kind is Kind.ME else f"{name}: {entry.text}"
+    name, text = entry.name or "?", entry.text.replace(BREAK, " ⏎ ")
+    if entry.to:
+        return f"{name} → {entry.to}: {text}"
+    return f"* {name} {text}" if entry.kind is Kind.ME else f"{name}: {text}"
 
 
 async def talk(

@@ -8,10 +8,13 @@ the sender, so each message carries both, in one line:
 
 The words are: format, kind, room, name, id, text. An id is the member's own, new at each start; for
 talk it is followed by a dot and a sequence number. A payload in any other format is shown as talk
-of an unknown sender. A body has at most 1,000 bytes, which is the limit of mfp.
+of an unknown sender. A body has at most 1,000 bytes, which is the limit of mfp; lines of a text are
+separated by U+2028. A message to one member goes to `<room>/$chat/<member>`, and its text begins
+with the member's id.
 
-Members send heartbeats, and each heartbeat says when the next one is due. A member is removed after
-three missed heartbeats. All state is bounded, because a peer may send anything.
+Members send heartbeats, and each heartbeat says when the next one is due, and the sender's dialect.
+A member is removed after three missed heartbeats. All state is bounded, because a peer may send
+anything.
 """
 
 from __future__ import annotations
@@ -28,9 +31,15 @@ from wirelake.errors import ConfigError, RefusedError
 FORM = "chat/1"
 #: Bytes; the limits of bodies and option values in mfp.
 MAX_BODY, MAX_TOPIC = 1000, 128
-#: A name is a connection-id of mfp, which counts UTF-16 code units.
-MAX_NAME = 32
+#: Bytes of a name, which is a client id where the dialect can say it; of a member's id.
+MAX_NAME, MAX_ID = 255, 16
 ASIDE = "/$chat"
+MAX_ROOM = MAX_TOPIC - len(ASIDE) - 1 - MAX_ID
+#: What separates the lines of a text, and the most lines of one.
+BREAK = "\u2028"
+MAX_LINES = 50
+#: Characters of a plain client's message, and of a member's dialect.
+MAX_SHOWN, MAX_DIALECT = 2000, 32
 
 HISTORY = 1000
 MAX_MEMBERS = 500
@@ -57,6 +66,8 @@ class Kind(StrEnum):
     HERE = "here"  # a heartbeat; the text is the seconds until the next one
     LEAVE = "leave"
     SEEN = "seen"  # a read receipt; the text is message ids
+    MSG = "msg"  # to one member; the text is its id, then what is said
+    TOPIC = "topic"  # the text is when it was set (ms since 1970), by whom, and the topic
 
 
 TALK = frozenset({Kind.SAY, Kind.ME})
@@ -80,6 +91,8 @@ class Note:
     @property
     def address(self) -> str:
         """The topic to publish it to."""
+        if self.kind is Kind.MSG:
+            return f"{self.room}{ASIDE}/{self.text.partition(' ')[0]}"
         return self.room if self.kind in TALK else self.room + ASIDE
 
     def body(self) -> bytes:
@@ -100,23 +113,37 @@ def read(payload: bytes, address: str = "") -> Note | None:
 
 
 def clean(text: str) -> str:
-    """Text with spaces for characters that could control a terminal or turn the line around."""
-    return "".join(c if c.isprintable() or c in _JOINERS else " " for c in text)
+    """Text with spaces for characters that could control a terminal or turn the line around.
+
+    Ends of lines become BREAK, up to MAX_LINES of them.
+    """
+    lines = text.replace("\r\n", "\n").replace(BREAK, "\n").split("\n")
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES - 1 :] = [" ".join(lines[MAX_LINES - 1 :])]
+    return BREAK.join(
+        "".join(c if c.isprintable() or c in _JOINERS else " " for c in line) for line in lines
+    )
 
 
-def pieces(note: Note) -> list[str]:
-    """Split a note's text at spaces into parts that fit into a body each.
+def plain_text(payload: bytes) -> str:
+    """What a plain client says, cut where it is very long; empty if it is nothing."""
+    text = clean(payload[: 4 * MAX_SHOWN].decode(errors="replace")).strip(f" {BREAK}")
+    return text[:MAX_SHOWN] + "…" if len(text) > MAX_SHOWN else text
+
+
+def pieces(note: Note, spare: int = 0) -> list[str]:
+    """Split a note's text at spaces into parts that fit into a body each, with `spare` bytes left.
 
     Raises RefusedError if that makes more than MAX_PIECES.
     """
-    room = MAX_BODY - len(note.body()) + len(note.text.encode())
+    room = MAX_BODY - spare - len(note.body()) + len(note.text.encode())
     text, found = note.text, []
     while len(data := text.encode()) > room:
         head = data[:room].decode(errors="ignore")
-        space = head.rfind(" ")
+        space = max(head.rfind(" "), head.rfind(BREAK))
         cut = space if space > len(head) // 2 else len(head)
         found.append(head[:cut])
-        text = text[cut:].lstrip(" ")
+        text = text[cut:].removeprefix(BREAK).lstrip(" ")
     found.append(text)
     if len(found) > MAX_PIECES:
         raise RefusedError("too_large", f"a message has at most {MAX_PIECES * room} bytes here")
@@ -141,18 +168,18 @@ def check_room(name: str) -> str:
 def _fault_of_name(name: str) -> str:
     if not name.isprintable() or not name or any(c in name for c in " :,@"):
         return "has no spaces, and no : , or @"
-    if len(name.encode("utf-16-be")) // 2 > MAX_NAME:
-        return f"has at most {MAX_NAME} characters"
+    if len(name.encode()) > MAX_NAME:
+        return f"has at most {MAX_NAME} bytes"
     return ""
 
 
 def _fault_of_room(name: str) -> str:
     if not name.isprintable() or not name or any(c in name for c in " |"):
         return "has no spaces and no |"
-    if len(name.encode()) > MAX_TOPIC - len(ASIDE):
-        return f"has at most {MAX_TOPIC - len(ASIDE)} bytes"
-    if name.endswith(ASIDE):
-        return f"does not end with {ASIDE}"
+    if len(name.encode()) > MAX_ROOM:
+        return f"has at most {MAX_ROOM} bytes"
+    if ASIDE in name:
+        return f"has no {ASIDE} in it"
     try:
         check_topic(name)
     except RefusedError as error:
@@ -186,12 +213,14 @@ class Entry:
     """A line of a room's history."""
 
     at: datetime
-    kind: Kind | None  # SAY or ME; none is a notice of the chat itself
+    kind: Kind | None  # SAY, ME or MSG; none is a notice of the chat itself
     text: str
     name: str = ""  # of whoever said it; empty where nobody knows
     id: str = ""
     tick: Tick | None = None  # for what we said ourselves
     why: str = ""  # it failed
+    to: str = ""  # the name of the one member it is for
+    is_old: bool = False  # from the log, from before we joined
 
     def reach(self, tick: Tick) -> bool:
         """Advance to a state; True if it changed."""
@@ -216,16 +245,21 @@ class Presence:
 
     name: str
     until: float
+    dialect: str = ""
 
 
 class Room:
-    """The history since we joined, and the members."""
+    """The history, the topic, and the members."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.entries: deque[Entry] = deque(maxlen=HISTORY)
         self.unread = 0
         self.is_mentioned = False  # in what is unread
+        self.new: Entry | None = None  # the first that was not read when it came
+        self.topic = ""
+        self.topic_at = 0  # ms since 1970
+        self.topic_by = ""
         self.members: dict[str, Presence] = {}
         self._silent: dict[str, str] = {}  # names of members whose heartbeats stopped, by id
         self._ids: dict[str, Entry] = {}
@@ -245,6 +279,35 @@ class Room:
         self.entries.append(entry)
         return True
 
+    def recall(self, entries: list[Entry]) -> None:
+        """Put what was said before we joined in front of the history; what is there stays once."""
+        known = [one for one in self.entries if one.id]
+        wanted = [one for one in entries if not one.id or one.id not in self._ids]
+        room = max(0, HISTORY - len(self.entries))
+        wanted = wanted[len(wanted) - room :] if room < len(wanted) else wanted
+        self.entries = deque([*wanted, *self.entries], maxlen=HISTORY)
+        self._ids = {one.id: one for one in [*wanted, *known] if one.id}
+
+    def set_topic(self, note: Note, now: int) -> str:
+        """Take the topic that a note tells, if it is newer; returns a notice, or an empty string.
+
+        A time in the future counts as now, else one such note would stay for ever.
+        """
+        at, _, rest = note.text.partition(" ")
+        by, _, text = rest.partition(" ")
+        if not at.isascii() or not at.isdigit() or len(at) > 16 or _fault_of_name(by):
+            return ""
+        moment = min(int(at), now)
+        if moment <= self.topic_at:
+            return ""
+        self.topic, self.topic_at, self.topic_by = text.strip(f" {BREAK}"), moment, by
+        return f"{by} set the topic: {self.topic}" if self.topic else f"{by} removed the topic"
+
+    def member_called(self, name: str) -> str | None:
+        """The id of the member with this name, None if there is none."""
+        wanted = name.casefold()
+        return next((id for id, one in self.members.items() if one.name.casefold() == wanted), None)
+
     def find(self, id: str) -> Entry | None:
         """The entry with an id, or None if there is none or it is too old."""
         return self._ids.get(id)
@@ -256,7 +319,7 @@ class Room:
         if known is None:
             if len(self.members) >= MAX_MEMBERS:
                 return ""
-            self.members[note.member] = Presence(note.name, until)
+            self.members[note.member] = Presence(note.name, until, _dialect(note))
             if self._silent.pop(note.member, None) is not None:
                 return f"{note.name} is back"
             return f"{note.name} joined" if note.kind is Kind.JOIN else ""
@@ -287,9 +350,14 @@ def _interval(note: Note) -> float:
     """Seconds until the next heartbeat is due, within the limits."""
     least, most = HEARTBEATS
     try:
-        return min(max(least, float(note.text)), most)  # in this order, nan is the least
+        return min(max(least, float(note.text.partition(" ")[0])), most)  # nan is the least
     except ValueError:
         return HEARTBEAT
+
+
+def _dialect(note: Note) -> str:
+    """The dialect that a member says it speaks; empty if it says none."""
+    return note.text.partition(" ")[2].strip()[:MAX_DIALECT]
 
 
 def mentions(text: str, name: str) -> bool:

@@ -8,10 +8,12 @@ from the rooms at most thirty times a second, so a flood of messages cannot keep
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import ClassVar
 from zlib import crc32
 
+from rich.cells import cell_len
 from rich.text import Text
 from textual import events
 from textual.app import App, ComposeResult
@@ -24,23 +26,38 @@ from textual.strip import Strip
 from textual.widgets import Input, Static
 
 from wirelake.chat.member import Member
-from wirelake.chat.room import MARKS, Entry, Kind, Room, Tick, mentions
+from wirelake.chat.room import BREAK, MARKS, Entry, Kind, Room, Tick, mentions
 from wirelake.chat.session import NAMES, Session
 from wirelake.errors import WirelakeError
 
 FRAME = 1 / 30  # seconds
 MARGIN = 6  # the time, and what is below it
-NAME_COLOURS = ("cyan", "green", "magenta", "blue", "red", "bright_cyan", "bright_green")
+#: Columns for names: at most, and where the window is narrow.
+NAMES_WIDE, NAMES_NARROW = 14, 8
+#: The terminal's own colours but black, white and grey, those that are easy to tell apart first.
+NAME_COLOURS = (
+    "cyan", "green", "magenta", "yellow", "blue", "red", "bright_cyan", "bright_green",
+    "bright_magenta", "bright_yellow", "bright_blue", "bright_red",
+)  # fmt: skip
+#: Columns beside the borders of the list of members, and where the window is wide.
+ROSTER, ROSTER_WIDE = 17, 27
+#: Seconds between two looks at which rooms there are.
+LOOK_AROUND = 30.0
+#: The end of a line, in a prompt that has one line.
+RETURN = "⏎"
 TICK_STYLES = {Tick.FAILED: "bold red", Tick.TAKEN: "cyan", Tick.SEEN: "bold green"}
 MAX_INPUT = 5000
 MAX_RECALLED = 100
+MAX_COLOURED = 1000  # names
 
 
 class History(ScrollView, can_focus=False):
     """The entries of a room, wrapped to the width; scrolls along if the end was in view."""
 
-    def __init__(self) -> None:
+    def __init__(self, colours: Colours) -> None:
         super().__init__(id="history")
+        self._colours = colours
+        self._names = 0  # columns
         self._drawn: dict[Entry, tuple[Tick | None, list[Strip]]] = {}
         self._lines: list[Strip] = []
         self._width = 0
@@ -51,16 +68,28 @@ class History(ScrollView, can_focus=False):
         """Show a room; wraps only entries that are new or changed."""
         self.follows |= room is not self._room
         width = self.scrollable_content_region.width
-        if width != self._width:
-            self._drawn, self._width = {}, width
+        most = NAMES_WIDE if width >= 50 else NAMES_NARROW
+        talk = (
+            cell_len(one.name or "?") for one in room.entries if one.kind in (Kind.SAY, Kind.MSG)
+        )
+        names = min(max(talk, default=0), most)
+        if (width, names) != (self._width, self._names):
+            self._drawn, self._width, self._names = {}, width, names
         drawn = {}
+        self._lines = []
+        day = None
         for entry in room.entries:
             known = self._drawn.get(entry)
             if known is None or known[0] is not entry.tick:
                 known = (entry.tick, self._wrap(entry, me))
             drawn[entry] = known
+            if entry.at.date() != day and (day is not None or entry.is_old):
+                self._lines.append(self._rule(f"{entry.at:%A, %d %B %Y}"))
+            if entry is room.new:
+                self._lines.append(self._rule("new", "bold yellow"))
+            day = entry.at.date()
+            self._lines += known[1]
         self._drawn, self._room = drawn, room
-        self._lines = [line for _, lines in drawn.values() for line in lines]
         self.virtual_size = Size(width, len(self._lines))
         if self.follows:
             self.scroll_end(animate=False)
@@ -71,14 +100,25 @@ class History(ScrollView, can_focus=False):
         self.scroll_relative(y=step * (self.size.height - 1), animate=False, immediate=True)
         self.follows = self.is_vertical_scroll_end
 
+    def _rule(self, words: str, style: str = "bright_black") -> Strip:
+        """A line across the history with words in it."""
+        line = Text(f"── {words} ".ljust(max(self._width, 8), "─"), style, end="")
+        line.truncate(max(self._width, 8))
+        return Strip(list(line.render(self.app.console)))
+
     def _wrap(self, entry: Entry, me: str) -> list[Strip]:
-        width = max(self._width - MARGIN, 8)
-        lines = as_line(entry, me).wrap(self.app.console, width)
+        """An entry as lines: the time, the name to the right of its column, and the text."""
+        name, text = as_line(entry, me, self._colours, self._names)
+        margin = MARGIN + name.cell_len
+        lines = text.wrap(self.app.console, max(self._width - margin, 8))
         strips = []
         for number, line in enumerate(lines):
             line.rstrip()
-            first = Text(f"{entry.at:%H:%M} " if number == 0 else " " * MARGIN, "bright_black")
-            whole = Text.assemble(first, line, end="")
+            if number:
+                whole = Text.assemble(" " * margin, line, end="")
+            else:
+                at = (f"{entry.at:%H:%M} ", "bright_black")
+                whole = Text.assemble(at, name, line, end="")
             strips.append(Strip(list(whole.render(self.app.console))))
         return strips
 
@@ -89,26 +129,55 @@ class History(ScrollView, can_focus=False):
         return line.crop_extend(0, self.size.width, self.rich_style).apply_style(self.rich_style)
 
 
-def as_line(entry: Entry, me: str) -> Text:
-    """An entry as coloured text."""
+def as_line(entry: Entry, me: str, colours: Colours, width: int) -> tuple[Text, Text]:
+    """An entry as coloured text: a name in a column of this width, or a mark; and the rest."""
+    text = entry.text.replace(BREAK, "\n")
     if entry.kind is None:
-        return Text(f"· {entry.text}", "bright_black italic")
+        style = "bright_black italic"
+        return Text("· ", style), Text(text, style)
     is_own = entry.tick is not None
-    colour = "bold" if is_own else f"bold {name_colour(entry.name)}"
-    called = not is_own and mentions(entry.text, me)
-    line = Text("* " if entry.kind is Kind.ME else "", "bold")
-    line.append(entry.name, colour) if entry.name else line.append("?", "bold yellow")
-    line.append(" " if entry.kind is Kind.ME else "  ")
-    line.append(entry.text, "bold yellow" if called else "italic" if entry.kind is Kind.ME else "")
+    colour = "bold" if is_own else f"bold {colours.of(entry.name)}"
+    called = not is_own and (mentions(entry.text, me) or bool(entry.to))
+    style = "bold yellow" if called else "italic" if entry.kind is Kind.ME else ""
+    name = Text(entry.name, colour) if entry.name else Text("?", "bold yellow")
+    line = Text()
+    if entry.kind is Kind.ME:
+        column = Text("* ", "bold")
+        line.append_text(name).append(" ")
+    else:
+        name.truncate(width, overflow="ellipsis")
+        column = Text(" " * (width - name.cell_len)).append_text(name).append("  ")
+    if entry.to:
+        line.append(f"→ {'you' if not is_own else entry.to}  ", "bold magenta")
+    line.append(text, style)
     if entry.tick is not None:
         line.append(f" {MARKS[entry.tick]}", TICK_STYLES.get(entry.tick, "bright_black"))
         line.append(f" {entry.why}" if entry.why else "", "red")
-    return line
+    return column, line
 
 
-def name_colour(name: str) -> str:
-    """The colour of a name, which is the same on all screens."""
-    return NAME_COLOURS[crc32(name.casefold().encode()) % len(NAME_COLOURS)]
+class Colours:
+    """The colours of names: each name its own, as long as there are colours.
+
+    A name prefers the colour that follows from it, so that it is the same on most screens. Beyond
+    twelve names, those used by the fewest are used again.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        """The colour of a name, which stays the same on this screen."""
+        key = name.casefold()
+        if key not in self._of:
+            if len(self._of) >= MAX_COLOURED:
+                self._of.clear()
+            used = Counter(self._of.values())
+            least = min(used[one] for one in NAME_COLOURS)
+            first = crc32(key.encode()) % len(NAME_COLOURS)
+            order = NAME_COLOURS[first:] + NAME_COLOURS[:first]
+            self._of[key] = next(one for one in order if used[one] == least)
+        return self._of[key]
 
 
 class Prompt(Input):
@@ -125,11 +194,19 @@ class Prompt(Input):
             super().__init__()
             self.line = line
 
+    class TooLong(Message):
+        """Something was pasted that is too long."""
+
+        def __init__(self, length: int) -> None:
+            super().__init__()
+            self.length = length
+
     def __init__(self) -> None:
         super().__init__(id="prompt", max_length=MAX_INPUT, select_on_focus=False, compact=True)
         self._typed: list[str] = []
         self._place = 0
         self.names: list[str] = []  # of those who are here
+        self.rooms: list[str] = []  # that can be joined
 
     def on_key(self, event: events.Key) -> None:
         """Enter, Tab, Up and Down."""
@@ -148,7 +225,7 @@ class Prompt(Input):
     def _enter(self) -> None:
         if self.value.strip():
             self._typed = [*self._typed[1 - MAX_RECALLED :], self.value]
-            self.post_message(self.Typed(self.value))
+            self.post_message(self.Typed(self.value.replace(RETURN, "\n")))
         self._place = len(self._typed)
         self.clear()
 
@@ -164,6 +241,8 @@ class Prompt(Input):
         word = before[start:]
         if start == 0 and word.startswith("/"):
             found = complete(word, NAMES)
+        elif before.startswith("/join "):
+            found = complete(word.removeprefix("#"), self.rooms)
         else:
             at = "@" if word.startswith("@") else ""
             found = at + complete(word.removeprefix("@"), self.names)
@@ -171,10 +250,14 @@ class Prompt(Input):
         self.cursor_position = start + len(found)
 
     def on_paste(self, event: events.Paste) -> None:
-        """Join pasted lines into one, so that nothing is sent without Enter."""
+        """Keep pasted lines as lines, shown by a sign; nothing is sent without Enter."""
         event.prevent_default()
         event.stop()
-        self.insert_text_at_cursor(" ".join(event.text.splitlines()))
+        text = RETURN.join(event.text.strip("\r\n").expandtabs(4).splitlines())
+        if len(self.value) + len(text) > MAX_INPUT:
+            self.post_message(self.TooLong(len(text)))
+        else:
+            self.insert_text_at_cursor(text)
 
 
 def complete(word: str, words: Iterable[str]) -> str:
@@ -199,6 +282,7 @@ class ChatApp(App[None]):
         (0, "-narrow"),
         (50, "-middle"),
         (70, "-wide"),
+        (100, "-roomy"),
     ]
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
@@ -206,6 +290,8 @@ class ChatApp(App[None]):
     #title { background: ansi_blue; color: ansi_bright_white; }
     #middle { height: 1fr; }
     #rooms, #here { width: 15; height: 100%; padding: 0 1; }
+    #here { width: 20; }
+    .-roomy #here { width: 30; }
     #rooms { border-right: solid ansi_bright_black; }
     #here { border-left: solid ansi_bright_black; }
     #history { padding: 0 1; scrollbar-size-vertical: 1; scrollbar-color: ansi_bright_black;
@@ -232,6 +318,9 @@ class ChatApp(App[None]):
         self._typed: asyncio.Queue[str] = asyncio.Queue()
         self._is_stale = False
         self._rings = False
+        self._is_away = False  # another window has the keyboard
+        self._colours = Colours()
+        self._others: list[str] = []  # rooms that we are not in
 
     async def show(self, session: Session) -> None:
         """Show a session until it is over; raises what ended the connection."""
@@ -256,7 +345,7 @@ class ChatApp(App[None]):
         yield Static(id="title")
         with Horizontal(id="middle"):
             yield Static(id="rooms")
-            yield History()
+            yield History(self._colours)
             yield Static(id="here")
         yield Prompt()
         yield Static(id="status")
@@ -266,6 +355,7 @@ class ChatApp(App[None]):
         self.query_one(Prompt).focus()
         self.run_worker(self._type())
         self.run_worker(self._wait_for_the_end())
+        self.run_worker(self._look_around())
         self.stirred()
 
     async def _type(self) -> None:
@@ -278,17 +368,36 @@ class ChatApp(App[None]):
         await self.session.over.wait()
         self.exit()
 
+    async def _look_around(self) -> None:
+        """Keep the list of other rooms up to date."""
+        while True:
+            self._others = await self.session.other_rooms()
+            self.stirred()
+            await asyncio.sleep(LOOK_AROUND)
+
+    def on_app_blur(self) -> None:
+        """The window is not looked at any more: what comes now is new."""
+        self._is_away = True
+
+    def on_app_focus(self) -> None:
+        """The window is looked at again."""
+        self._is_away = False
+        self.member.look_at(self.session.room)
+        self.stirred()
+
     # What happens in the chat
 
     def is_watching(self, room: Room) -> bool:
-        """Whether a room is the current one."""
-        return self._session is not None and self._session.room is room
+        """Whether a room is the current one, and the window is looked at."""
+        is_current = self._session is not None and self._session.room is room
+        return is_current and not self._is_away
 
     def added(self, room: Room, entry: Entry) -> None:
         """Ring the bell if the entry has our name in it; draw it."""
         if self._session is not None:
             is_talk = entry.tick is None and entry.kind is not None
-            self._rings |= is_talk and mentions(entry.text, self.member.name)
+            is_for_us = mentions(entry.text, self.member.name) or bool(entry.to)
+            self._rings |= is_talk and is_for_us
         self.stirred()
 
     def ticked(self, room: Room, entry: Entry) -> None:
@@ -322,6 +431,7 @@ class ChatApp(App[None]):
         self._draw_status()
         prompt = self.query_one(Prompt)
         prompt.names = room.names()
+        prompt.rooms = [*self.member.rooms, *self._others]
         prompt.placeholder = f"say something in #{room.name}"
         self.query_one(History).draw(room, name)
         if self._rings:
@@ -330,6 +440,8 @@ class ChatApp(App[None]):
 
     def _draw_title(self, room: Room, name: str) -> None:
         left = Text(f" wirelake chat   #{room.name}", "bold")
+        if room.topic:
+            left.append(f"   {room.topic.replace(BREAK, ' ')}", "not bold")
         right = f"{name} · {len(room.members) + 1} here "
         left.truncate(max(self.size.width - len(right) - 1, 0), overflow="ellipsis", pad=True)
         self.query_one("#title", Static).update(Text.assemble(left, " ", right))
@@ -341,13 +453,20 @@ class ChatApp(App[None]):
             unread = f" {'@' if room.is_mentioned else ''}{room.unread}" if room.unread else ""
             line.truncate(12 - len(unread), overflow="ellipsis")
             lines.append(line.append(unread, "bold yellow"))
+        if others := [one for one in self._others if one not in self.member.rooms]:
+            lines.append(Text("others", "bright_black"))
+            lines += [Text(f"#{one}", "bright_black") for one in others]
+        for line in lines:
+            line.truncate(12, overflow="ellipsis")
         self._fill("#rooms", lines)
 
     def _draw_roster(self, room: Room, me: str) -> None:
-        lines = [Text("here", "bright_black"), Text(f"{me}", "bold", overflow="ellipsis")]
-        lines += [Text(one, name_colour(one), overflow="ellipsis") for one in room.names()]
-        for line in lines:
-            line.truncate(12, overflow="ellipsis")
+        """Who is here, each with the dialect to the right."""
+        width = ROSTER_WIDE if self.size.width >= 100 else ROSTER
+        lines = [Text("here", "bright_black"), _in_roster(me, "bold", self.member.dialect, width)]
+        for one in sorted(room.members.values(), key=lambda one: one.name.casefold()):
+            colour = self._colours.of(one.name)
+            lines.append(_in_roster(one.name, colour, one.dialect, width))
         self._fill("#here", lines)
 
     def _fill(self, part: str, lines: list[Text]) -> None:
@@ -374,6 +493,10 @@ class ChatApp(App[None]):
 
     # What people do
 
+    def on_prompt_too_long(self, event: Prompt.TooLong) -> None:
+        """Say that nothing was pasted."""
+        self.session.tell(f"{event.length} characters are too many to paste: {MAX_INPUT} are most")
+
     def on_prompt_typed(self, event: Prompt.Typed) -> None:
         """Queue the line behind those typed before."""
         self._typed.put_nowait(event.line)
@@ -395,3 +518,12 @@ class ChatApp(App[None]):
     def action_leave(self) -> None:
         """As /quit."""
         self.session.over.set()
+
+
+def _in_roster(name: str, colour: str, dialect: str, width: int) -> Text:
+    """A member and its dialect in a line of this width; a long name is cut before the dialect."""
+    told = Text(dialect, "bright_black")
+    told.truncate(width // 2 + 4, overflow="ellipsis")
+    shown = Text(name, colour)
+    shown.truncate(width - told.cell_len - 1, overflow="ellipsis", pad=True)
+    return shown.append(" ").append_text(told)

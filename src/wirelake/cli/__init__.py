@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_group
 
 import wirelake
+from wirelake.cli.options import CONTEXT
+from wirelake.cli.parsing import Family, Group
 from wirelake.wire import COMPILED
 
 #: The commands in the order of the help, and the modules that have them.
@@ -23,18 +24,25 @@ COMMANDS = {
     "serve": "serve",
     "config": "config",
     "token": "token",
+    "context": "context",
     "pub": "messages",
     "sub": "messages",
     "request": "messages",
     "reply": "messages",
     "inspect": "inspect",
+    "dialect": "dialect",
     "bench": "bench",
     "chat": "chat",
     "demo": "demo",
+    "top": "watching",
+    "health": "watching",
+    "connections": "connections",
+    "events": "watching",
     "queue": "queue",
     "kv": "kv",
     "stream": "stream",
     "lake": "lake",
+    "service": "service",
 }
 MARKUP: Final = "markdown"
 
@@ -56,7 +64,7 @@ class Commands(Mapping[str, Any]):
 def _load(name: str) -> Any:
     """Load a command: the function of that name in its module, or the module's app."""
     module = import_module(f"wirelake.cli.{COMMANDS[name]}")
-    alone = typer.Typer(rich_markup_mode=MARKUP)
+    alone = Family(rich_markup_mode=MARKUP)
     if hasattr(module, "app"):
         alone.add_typer(module.app, name=name)
     else:
@@ -64,7 +72,7 @@ def _load(name: str) -> Any:
     return get_group(alone).commands[name]
 
 
-class Group(TyperGroup):
+class All(Group):
     """All commands, each loaded when it is needed."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -73,7 +81,7 @@ class Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Group,
+    cls=All,
     help="Wirelake: messages on the wire, tables in the lake.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -91,12 +99,17 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    ctx: typer.Context,
+    context: Annotated[
+        str, typer.Option(metavar="NAME", help="The saved broker to use: see `wirelake context`.")
+    ] = "",
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     """Wirelake: messages on the wire, tables in the lake."""
+    ctx.meta[CONTEXT] = context
 
 
 def main() -> None:

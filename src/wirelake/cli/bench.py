@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from wirelake.cli.options import Token
-from wirelake.cli.show import STDOUT, wide_console, write_file
-from wirelake.cli.work import FAILED, errors_in_one_line
+from wirelake.cli.show import wide_console, write_object
+from wirelake.cli.work import FAILED, complain, errors_in_one_line
 from wirelake.client.url import Place, dialect_urls, parse
 from wirelake.dialects import DIALECTS
 from wirelake.errors import ConfigError
@@ -58,8 +57,8 @@ def bench(
         Path, typer.Option(metavar="DIR", help="The folder whose disk is tried, by fdatasync.")
     ] = Path(),
     as_json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures; - is stdout.")
-    ] = None,
+        bool, typer.Option("--json", help="All figures, as one JSON object.")
+    ] = False,
 ) -> None:
     """Measure a broker: messages a second and round trips, in each dialect.
 
@@ -71,7 +70,7 @@ def bench(
 
         wirelake bench --quick
 
-        wirelake bench --dialect kobold-3 --payload 1000 --json figures.json
+        wirelake bench --dialect kobold-3 --payload 1000 --json > figures.json
 
         wirelake bench --url auto://broker.example:7700 --seconds 5
     """
@@ -80,7 +79,7 @@ def bench(
         raise typer.BadParameter(f"{unknown.pop()} is none of {known}", param_hint="--dialect")
     if quick:
         seconds, rounds = min(seconds, 0.3), 1
-    people = wide_console(stderr=as_json == STDOUT)
+    people = wide_console(stderr=as_json)
     end_by_signals()
     with errors_in_one_line(), ExitStack() as stack:
         machine = describe(data)
@@ -92,9 +91,7 @@ def bench(
         results = _measure(tasks, rounds, seconds)
     _show(people, results, machine, payload)
     if as_json:
-        report = _report(results, machine, payload, seconds)
-        text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-        write_file(as_json, text)
+        write_object(_report(results, machine, payload, seconds))
     if results.failures:
         raise typer.Exit(FAILED)
 
@@ -163,7 +160,7 @@ def _show(console: Console, results: Results, machine: dict[str, Any], size: int
         last = shape
     console.print(table)
     for (shape, name), reason in results.failures.items():
-        typer.echo(f"wirelake: {shape}, {name}: {reason}", err=True)
+        complain(f"{shape}, {name}: {reason}", error="failed")
 
 
 def _report(results: Results, machine: dict[str, Any], size: int, seconds: float) -> dict[str, Any]:

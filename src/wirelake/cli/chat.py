@@ -16,17 +16,18 @@ from wirelake.chat import bots as crowds
 from wirelake.chat import plain as pipe
 from wirelake.chat.room import HEARTBEAT, HEARTBEATS, check_name, check_room
 from wirelake.chat.session import joined
-from wirelake.cli.options import AsJson, Token, Url, as_they_come
+from wirelake.cli.options import AsJson, Token, Url, as_they_come, choose
 from wirelake.cli.work import FAILED, errors_in_one_line, run, until_told
+from wirelake.client.diagnosis import ANSWER, wire
 from wirelake.client.url import parse
 from wirelake.errors import ConfigError
 
-DEFAULT_URL = "mfp://127.0.0.1"
 DEFAULT_ROOM = "lobby"
 
 
 def chat(
-    url: Url = DEFAULT_URL,
+    ctx: typer.Context,
+    url: Url,
     name: Annotated[str, typer.Option(help="Who you are; your login name if not given.")] = "",
     topic: Annotated[
         list[str] | None,
@@ -47,6 +48,12 @@ def chat(
             min=HEARTBEATS[0], max=HEARTBEATS[1], help="Seconds between two signs of life."
         ),
     ] = HEARTBEAT,
+    http: Annotated[
+        str,
+        typer.Option(
+            metavar="URL", help="The broker's HTTP, for what was said before; `none`: without."
+        ),
+    ] = "",
     token: Token = "",
 ) -> None:
     """Talk to others, in rooms; a room is a topic.
@@ -57,6 +64,8 @@ def chat(
 
     Examples:
 
+        wirelake chat --name alice
+
         wirelake chat mfp://localhost --name alice --topic lobby
 
         echo "it is done" | wirelake chat kobold-3://localhost --name build --topic team/ops
@@ -64,6 +73,8 @@ def chat(
         wirelake chat tmq://localhost --bots 20 --duration 600
     """
     with errors_in_one_line():
+        http = http or choose(ctx, url).http or url  # where the log is
+        url, token = wire(url, token, ANSWER)
         parse(url)  # what is wrong with it is said before anything else
         rooms = [check_room(one) for one in topic or [DEFAULT_ROOM]]
         if not bots:
@@ -72,9 +83,9 @@ def chat(
         _let_talk(crowds.Crowd(url, rooms, token, heartbeat, rate, _tell), bots, duration)
         return
     if sys.stdin.isatty() and sys.stdout.isatty() and not plain and not as_json:
-        work = _on_screen(url, name, token, rooms, heartbeat)
+        work = _on_screen(url, name, token, rooms, heartbeat, http)
     else:
-        work = _in_pipe(url, name, token, rooms, heartbeat, duration, as_json=as_json)
+        work = _in_pipe(url, name, token, rooms, heartbeat, http, duration, as_json=as_json)
     run(until_told(work), timed_out=FAILED)  # the usual reason is a missing right
 
 
@@ -93,7 +104,9 @@ def _tell(text: str) -> None:
     typer.echo(f"{datetime.now().astimezone():%H:%M:%S} {text}")
 
 
-async def _on_screen(url: str, name: str, token: str, rooms: list[str], heartbeat: float) -> None:
+async def _on_screen(
+    url: str, name: str, token: str, rooms: list[str], heartbeat: float, http: str
+) -> None:
     try:
         from wirelake.chat.screen import ChatApp
     except ModuleNotFoundError as error:
@@ -102,7 +115,7 @@ async def _on_screen(url: str, name: str, token: str, rooms: list[str], heartbea
         text = "the screen needs Textual: pip install 'wirelake[chat]', or use --plain"
         raise ConfigError("chat", text) from None
     app = ChatApp(str(parse(url)))
-    async with joined(url, name, token, rooms, heartbeat, app) as session:
+    async with joined(url, name, token, rooms, heartbeat, app, http=http) as session:
         await app.show(session)
 
 
@@ -112,12 +125,13 @@ async def _in_pipe(
     token: str,
     rooms: list[str],
     heartbeat: float,
+    http: str,
     duration: float,
     *,
     as_json: bool,
 ) -> None:
     printer = pipe.Printer(as_json=as_json)
-    async with joined(url, name, token, rooms, heartbeat, printer) as session:
+    async with joined(url, name, token, rooms, heartbeat, printer, http=http) as session:
         printer.member = session.member
         lines = as_they_come(pipe.read_lines(sys.stdin.fileno()))
         await pipe.talk(session, printer, lines, duration)

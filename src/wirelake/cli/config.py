@@ -10,17 +10,27 @@ import msgspec
 import typer
 from msgspec import NODEFAULT, inspect
 
-from wirelake.config import QueueSettings, RetentionSettings, Settings, TlsSettings, TokenSettings
+from wirelake.cli.show import write_object
+from wirelake.config import (
+    DialectSettings,
+    QueueSettings,
+    RetentionSettings,
+    Settings,
+    TlsSettings,
+    TokenSettings,
+)
 
 #: Tables that exist only if they are written; EXAMPLES has values for settings without default.
 OPTIONAL: dict[str, type[msgspec.Struct]] = {
     "[capture.retention]": RetentionSettings,
     "[queues]": QueueSettings,
+    "[dialects]": DialectSettings,
     "tls": TlsSettings,
     "[tokens]": TokenSettings,
 }
 EXAMPLES = {
     "name": "orders",
+    "file": "meter.toml",
     "cert": "server.pem",
     "key": "server.key",
     "hash": "sha256:…",
@@ -43,6 +53,9 @@ def config(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="As the page of the documentation.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a setting: table, name, default.")
+    ] = False,
 ) -> None:
     """Print every setting with its default and what it means.
 
@@ -52,6 +65,12 @@ def config(
 
         wirelake serve --config wirelake.toml
     """
+    if as_json:
+        for table, kind in _tables():
+            for name, meaning, value in _fields(kind, examples=False):
+                told = {"table": table, "name": name, "default": value, "meaning": meaning}
+                write_object(told)
+        return
     typer.echo(as_markdown() if markdown else as_toml(), nl=False)
 
 

@@ -36,7 +36,7 @@ def inspect(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line for each message.")
+        bool, typer.Option("--json", help="One JSON object a message; errors, too.")
     ] = False,
 ) -> None:
     """Show the messages in a capture of one direction of a connection.
@@ -62,10 +62,8 @@ def inspect(
     except OSError as error:
         fail(f"{file}: {error.strerror}")
     except ProtocolError as error:
-        typer.echo(f"wirelake: {file}: {error}", err=True)
-        if error.dialect == "auto":
-            typer.echo(f"wirelake: --dialect names it: {', '.join(DIALECTS)}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+        hint = f"; --dialect names it: {', '.join(DIALECTS)}" if error.dialect == "auto" else ""
+        fail(f"{file}: {error}{hint}", BAD_INPUT, "protocol")
 
 
 def _batches(source: BufferedReader, dialect: str | None) -> Iterator[list[tuple[int, Message]]]:

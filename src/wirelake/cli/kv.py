@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated
 
 import typer
@@ -20,8 +19,10 @@ from wirelake.cli.options import (
     Url,
     payloads,
 )
+from wirelake.cli.parsing import Family
 from wirelake.cli.show import (
     as_text,
+    as_text_and_base64,
     plain_table,
     preview,
     wide_console,
@@ -39,7 +40,9 @@ Revision = Annotated[
     int | None, typer.Option(min=1, help="Only if this is its revision now; 1 is the first.")
 ]
 
-app = typer.Typer(help="The data store: values by keys, with revisions.", no_args_is_help=True)
+app = Family(help="The data store: values by keys, with revisions.")
+#: What a dialect must be able to do, where the URL is that of HTTP and leaves the choice.
+STORE = "data store"
 
 
 @app.command()
@@ -55,7 +58,7 @@ def get(
 
     Examples:
 
-        wirelake kv get kobold-3://localhost config/lamp
+        wirelake kv get config/lamp
 
         wirelake kv get kobold-3://localhost config/lamp --json | jq .revision
     """
@@ -63,7 +66,7 @@ def get(
     async def read(client: Client) -> Entry:
         return await client.store.read(key)
 
-    entry = connected(url, read, client_id=client_id, token=token, timeout=timeout)
+    entry = connected(url, read, STORE, client_id=client_id, token=token, timeout=timeout)
     if as_json:
         write_object(_as_object(entry))
     else:
@@ -105,7 +108,7 @@ def put(
             return await client.store.update(key, body, revision=revision, ttl=ttl)
         return await client.store.put(key, body, ttl=ttl)
 
-    new = connected(url, write, client_id=client_id, token=token, timeout=timeout)
+    new = connected(url, write, STORE, client_id=client_id, token=token, timeout=timeout)
     _show_revision(key, new, as_json=as_json)
 
 
@@ -131,7 +134,7 @@ def delete(
     async def remove(client: Client) -> int:
         return await client.store.delete(key, revision=revision)
 
-    end = connected(url, remove, client_id=client_id, token=token, timeout=timeout)
+    end = connected(url, remove, STORE, client_id=client_id, token=token, timeout=timeout)
     _show_revision(key, end, as_json=as_json)
 
 
@@ -156,7 +159,7 @@ def list_keys(
     async def read(client: Client) -> list[Entry]:
         return await client.store.keys(filter)
 
-    entries = connected(url, read, client_id=client_id, token=token, timeout=timeout)
+    entries = connected(url, read, STORE, client_id=client_id, token=token, timeout=timeout)
     if as_json:
         for entry in entries:
             write_object(_as_object(entry))
@@ -215,13 +218,21 @@ def watch(
                     return
 
     must_finish = bool(count)
-    connected(url, show, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
+    connected(
+        url,
+        show,
+        STORE,
+        seconds=timeout,
+        must_finish=must_finish,
+        client_id=client_id,
+        token=token,
+    )
 
 
 def _as_object(entry: Entry | Change) -> dict[str, object]:
-    """An entry or a change for `--json`; its value in base64, or null where it was deleted."""
-    value = None if entry.value is None else base64.b64encode(entry.value).decode()
-    return {"key": entry.key, "revision": entry.revision, "value": value}
+    """An entry or a change for `--json`; `value` and `base64` are null where it was deleted."""
+    value = as_text_and_base64(entry.value, "value")
+    return {"key": entry.key, "revision": entry.revision, **value}
 
 
 def _show_revision(key: str, revision: int, *, as_json: bool) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shlex
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -22,9 +23,19 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from wirelake.address import check_filter
-from wirelake.cli.options import Token, dialect_name
-from wirelake.cli.show import STDOUT, plain_table, wide_console, write_file, write_object
-from wirelake.cli.work import USAGE, errors_in_one_line, fail
+from wirelake.cli.options import STDIN, AsJson, Token, choose, dialect_name, open_input
+from wirelake.cli.parsing import Family
+from wirelake.cli.show import (
+    STDOUT,
+    as_text_and_base64,
+    plain_table,
+    wide_console,
+    write_file,
+    write_object,
+)
+from wirelake.cli.work import USAGE, asked, errors_in_one_line, fail
+from wirelake.client.diagnosis import ANSWER
+from wirelake.client.finding import HTTP
 from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.message import printable
@@ -43,7 +54,7 @@ class OnConflict(StrEnum):
     CONTINUE = "continue"
 
 
-app = typer.Typer(help="Captures and logs as tables, on Spark.", no_args_is_help=True)
+app = Family(help="Captures and logs as tables, on Spark.")
 
 Table = Annotated[str, typer.Option("--table", metavar="DIR", help="Where the table is.")]
 Format = Annotated[
@@ -75,7 +86,12 @@ Schemas = Annotated[
     ),
 ]
 Master = Annotated[
-    str, typer.Option("--master", help="Where Spark runs; without it, on this machine.")
+    str,
+    typer.Option(
+        "--master",
+        help="Where Spark runs, as in spark://host:7077, or sc://host:15002 by Spark Connect; "
+        "without it, on this machine.",
+    ),
 ]
 
 
@@ -83,7 +99,9 @@ Master = Annotated[
 def decode(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="Raw dumps of one direction, pcap or pcapng files."),
+        typer.Argument(
+            metavar="FILE…", help="Raw dumps of one direction, pcap or pcapng files; - is stdin."
+        ),
     ],
     table: Table,
     dialect: Annotated[
@@ -132,10 +150,10 @@ def decode(
         wirelake lake decode device.bin --table lake/messages --schema 'house/#=temp double'
     """
     for file in files:
-        if not file.is_file():
+        if not file.is_file() and file != Path(STDIN):
             fail(f"{file}: no such file", USAGE)
     schemas = _schemas(schema)
-    with _spark("wirelake lake decode", master) as spark:
+    with _kept(files) as paths, _spark("wirelake lake decode", master) as spark:
         from wirelake.spark import decode as job
         from wirelake.spark.flows import Ports
 
@@ -146,7 +164,6 @@ def decode(
             step=split << 20,
         )
         place = job.Place(table, format, errors, _columns(partition_by), _storage(storage), schemas)
-        paths = [str(file) for file in files]
         result = job.decode(spark, paths, place, options, overwrite=overwrite)
     if as_json:
         write_object({"messages": result.messages, "errors": result.errors, "table": table})
@@ -163,8 +180,8 @@ def report(
         "report.html"
     ),
     as_json: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="The same numbers as JSON.")
-    ] = None,
+        bool, typer.Option("--json", help="The same numbers as JSON, to standard output.")
+    ] = False,
     since: Annotated[str, typer.Option("--from", help="Only from this time on (UTC).")] = "",
     until: Annotated[str, typer.Option("--to", help="Only before this time (UTC).")] = "",
     filter: Annotated[str, typer.Option(help="Only addresses that match, as in `a/+/c`.")] = "",
@@ -177,10 +194,12 @@ def report(
 
         wirelake lake report --table lake/messages
 
-        wirelake lake report --table lake/messages --from 2026-01-01 --filter 'house/#' --json -
+        wirelake lake report --table lake/messages --from 2026-01-01 --filter 'house/#' --json
     """
     times = _time("--from", since), _time("--to", until)
     _check_filter(filter)
+    if as_json and out == STDOUT:
+        fail("--json and --out - exclude each other", USAGE)
     with _spark("wirelake lake report", master) as spark:
         from wirelake.spark import report as job
         from wirelake.spark import table as tables
@@ -193,19 +212,26 @@ def report(
         with progress(spark, "report"):
             found = job.report(rows)
     about = {"table": table, "generated": datetime.now(UTC).isoformat(timespec="seconds")}
-    asked = {"from": since or None, "to": until or None, "filter": filter or None}
-    numbers = about | asked | found
-    if as_json is not None:
-        write_file(as_json, json.dumps(numbers, ensure_ascii=False, indent=1) + "\n")
+    chosen = {"from": since or None, "to": until or None, "filter": filter or None}
+    numbers: dict[str, object] = {**about, **chosen, **found}
     write_file(out, page(numbers))
-    if out != STDOUT:
-        typer.echo(f"{found['messages']} messages; the report is in {out}", err=as_json == STDOUT)
+    if as_json:
+        write_object(numbers)
+    elif out != STDOUT:
+        typer.echo(f"{found['messages']} messages; the report is in {out}")
 
 
 @app.command()
 def land(
-    url: Annotated[str, typer.Option(metavar="URL", help="The broker's HTTP: http://host:7780")],
     table: Table,
+    url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            callback=lambda ctx, given: choose(ctx, given).http or choose(ctx, given).url,
+            help="The broker: its HTTP, http://host:7780, or a listener. [default: the context's]",
+        ),
+    ] = "",
     subscribe: Annotated[
         str, typer.Option(metavar="FILTER", help="Only these addresses; several with commas.")
     ] = "",
@@ -266,6 +292,7 @@ def land(
         fail("--once and --every exclude each other", USAGE)
     pause = 0.0 if every == "0" else _seconds("--every", every or "2s")
     schemas = _schemas(schema)
+    url = _log_of(url, token)
     with _spark("wirelake lake land", master) as spark, _told_to_stop() as stop:
         from wirelake.spark import land as job
 
@@ -341,7 +368,9 @@ def infer(
         payloads = (
             job.from_table(_place(table, storage), filter)
             if table
-            else job.from_log(LogClient(address_of({"url": url}), token, patience=0), filter)
+            else job.from_log(
+                LogClient(address_of({"url": _log_of(url, token)}), token, patience=0), filter
+            )
         )
         found = job.infer(payloads, most)
     schema = found.schema
@@ -370,8 +399,13 @@ def infer(
 def replay(
     table: Table,
     to: Annotated[
-        str, typer.Option(metavar="URL", help="The broker and the dialect: kobold-2://host:7702")
-    ],
+        str,
+        typer.Option(
+            metavar="URL",
+            callback=lambda ctx, given: choose(ctx, given).url,
+            help="The broker and the dialect: kobold-2://host:7702. [default: the context's]",
+        ),
+    ] = "",
     filter: Annotated[str, typer.Option(help="Only addresses that match, as in `a/+/c`.")] = "",
     since: Annotated[str, typer.Option("--from", help="Only from this time on (UTC).")] = "",
     until: Annotated[str, typer.Option("--until", help="Only before this time (UTC).")] = "",
@@ -381,6 +415,7 @@ def replay(
     storage: Storage = None,
     master: Master = "",
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Publish the messages of a table to a broker again, in their order.
 
@@ -416,6 +451,9 @@ def replay(
         done = job.replay(
             spark, options, lambda step: bar.update(shown, completed=step.sent, total=step.total)
         )
+    if as_json:
+        write_object({"published": done.sent, "skipped": done.skipped})
+        return
     typer.echo(f"{done.sent} messages published")
     if done.skipped:
         typer.echo(f"{done.skipped} messages cannot be said in this dialect", err=True)
@@ -423,7 +461,9 @@ def replay(
 
 @app.command()
 def sql(
-    statement: Annotated[str, typer.Argument(metavar="SQL", help="Over `lake`, `log` or both.")],
+    statement: Annotated[
+        str, typer.Argument(metavar="SQL", help="Over `lake`, `log` or both; - is stdin.")
+    ],
     table: Annotated[
         str, typer.Option("--table", metavar="DIR", help="The table, as `lake`.")
     ] = "",
@@ -457,6 +497,10 @@ def sql(
     if version is not None and as_of:
         fail("--version and --as-of exclude each other", USAGE)
     moment = _time("--as-of", as_of)
+    if statement == STDIN:
+        with open_input(None) as source:
+            statement = source.read().decode(errors="replace")
+    url = _log_of(url, token) if url else ""
     with _spark("wirelake lake sql", master) as spark:
         from wirelake.spark import sql as job
         from wirelake.spark.session import progress, spark_errors
@@ -473,8 +517,14 @@ def sql(
         with spark_errors():
             if as_json:
                 for row in found.toLocalIterator():
-                    names = zip(found.columns, row, strict=True)
-                    write_object({name: job.for_programs(value) for name, value in names})
+                    told: dict[str, object] = {}
+                    for name, value in zip(found.columns, row, strict=True):
+                        if isinstance(value, bytes | bytearray):
+                            second = "base64" if name == "payload" else f"{name}_base64"
+                            told |= as_text_and_base64(bytes(value), name, second)
+                        else:
+                            told[name] = job.for_programs(value)
+                    write_object(told)
             elif as_csv:
                 lines = csv.writer(sys.stdout)
                 lines.writerow(found.columns)
@@ -502,6 +552,7 @@ def compact(
     size: Annotated[int, typer.Option(min=1, metavar="MIB", help="How large files become.")] = 256,
     storage: Storage = None,
     master: Master = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make few large files of the small ones of a table, in one commit.
 
@@ -526,7 +577,10 @@ def compact(
         groups = job.all_together(opened.files(), size << 20, whole=bool(order.columns))
         with progress(spark, "compact"):
             gone, come = job.compact(spark, opened, groups, order, size << 20)
-    typer.echo(f"{gone} files became {come}")
+    if as_json:
+        write_object({"before": gone, "after": come})
+    else:
+        typer.echo(f"{gone} files became {come}")
 
 
 @app.command()
@@ -540,6 +594,7 @@ def vacuum(
         bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
     ] = False,
     storage: Storage = None,
+    as_json: AsJson = False,
 ) -> None:
     """Delete files that no version of the table needs any more, and old files of its log.
 
@@ -560,6 +615,9 @@ def vacuum(
 
         place = _place(table, storage)
         gone = DeltaTable(place).vacuum(round(hours), dry_run=dry_run)
+    if as_json:
+        write_object({"files": list(gone), "deleted": 0 if dry_run else len(gone)})
+        return
     if dry_run:
         for name in gone:
             typer.echo(name)
@@ -589,6 +647,28 @@ def _with_spark() -> Iterator[None]:
         if not (error.name or "").startswith(("pyspark", "py4j", "deltalake")):
             raise
         fail("this needs Spark: pip install 'wirelake[spark]'")
+
+
+@contextmanager
+def _kept(files: list[Path]) -> Iterator[list[str]]:
+    """The files to read; standard input is one for as long, since every task reads it."""
+    with ExitStack() as stack:
+        paths = []
+        for file in files:
+            if file == Path(STDIN):
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="wirelake-"))
+                file = Path(folder) / "stdin"
+                with open_input(None) as source, file.open("wb") as kept:
+                    shutil.copyfileobj(source, kept)
+            paths.append(str(file))
+        yield paths
+
+
+def _log_of(url: str, token: str) -> str:
+    """The URL of a broker's HTTP, whichever of its URLs is given; errors end the process."""
+    if url.startswith(HTTP):
+        return url
+    return asked(url, token, ANSWER, lambda http: http.url)
 
 
 def _place(table: str, storage: list[str] | None) -> Place:

@@ -25,7 +25,7 @@ from wirelake.cli.options import (
     header_pairs,
     payloads,
 )
-from wirelake.cli.show import write_message
+from wirelake.cli.show import as_object, write_message, write_object
 from wirelake.cli.work import connected
 from wirelake.client import Client
 from wirelake.message import Message
@@ -49,12 +49,15 @@ def pub(
     ttl: Annotated[int, typer.Option(min=0, help="In ms; hops in TMQ.")] = 0,
     client_id: ClientId = "",
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Publish messages.
 
     Examples:
 
-        wirelake pub kobold-3://localhost house/temp 21.5
+        wirelake pub house/temp 21.5
+
+        wirelake pub kobold-3://localhost house/temp - < reading.json
 
         wirelake pub mfp://localhost chat "hello, everybody" --ack
 
@@ -63,21 +66,28 @@ def pub(
     headers = header_pairs(header)
     source = payloads(payload, file, lines=lines)
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> int:
+        bodies = 0
         if ack or headers or priority or ttl:
             async for body in as_they_come(source):
+                bodies += 1
                 for _ in range(count):
                     await client.publish(
                         address, body, ack=ack, headers=headers, priority=priority, ttl=ttl
                     )
-            return
+            return bodies * count
         async for body in as_they_come(source):
+            bodies += 1
             left = range(0, count, BATCH)
             shown = track(left, "publishing") if count >= PROGRESS_FROM else left
             for done in shown:
                 await client.publish_many([(address, body)] * min(BATCH, count - done))
+        return bodies * count
 
-    connected(url, work, client_id=client_id, token=token)
+    needs = ["acknowledgement of a publish"] * ack + ["header"] * bool(headers)
+    published = connected(url, work, *needs, client_id=client_id, token=token)
+    if as_json:
+        write_object({"address": address, "published": published, "acknowledged": ack})
 
 
 def sub(
@@ -92,9 +102,12 @@ def sub(
 ) -> None:
     """Show messages as they come; `+` is one level, a last `#` all that follow.
 
-    With `--count`, the exit code is 4 when `--timeout` comes first.
+    When the connection is lost, and when it is back, a line on standard error says so. With
+    `--count`, the exit code is 4 when `--timeout` comes first.
 
     Examples:
+
+        wirelake sub 'house/#' --json | jq -r .payload
 
         wirelake sub kobold-3://localhost 'house/#'
 
@@ -146,7 +159,7 @@ def request(
         reply = await client.request(address, body, timeout=timeout)
         write_message(reply, as_json=as_json, raw=True)
 
-    connected(url, work, client_id=client_id, token=token)
+    connected(url, work, "request/reply", client_id=client_id, token=token)
 
 
 def reply(
@@ -156,11 +169,16 @@ def reply(
         list[str] | None,
         typer.Argument(metavar="[COMMAND]...", help="Gets a request on stdin; its output is sent."),
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Answer every request with this.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Answer every request with this; - is stdin.")
+    ] = None,
     count: Count = 0,
     timeout: Timeout = 0,
     client_id: ClientId = "",
     token: Token = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a request; errors, too.")
+    ] = False,
 ) -> None:
     """Serve an address: answer each request with a text, a command's output, or itself.
 
@@ -171,6 +189,7 @@ def reply(
         wirelake reply boson-text://localhost echo
     """
     left = count
+    fixed = None if text is None else next(payloads(text, None, lines=False))
 
     async def work(client: Client) -> None:
         done = asyncio.Event()
@@ -181,8 +200,10 @@ def reply(
             if left == 0:
                 # The reply goes out before the service ends.
                 asyncio.get_running_loop().call_later(0.1, done.set)
-            if text is not None:
-                return text.encode()
+            if as_json:
+                write_object(as_object(message))
+            if fixed is not None:
+                return fixed
             if not command:
                 return message.payload
             process = await asyncio.create_subprocess_exec(
@@ -199,7 +220,7 @@ def reply(
                 if count:
                     raise
 
-    connected(url, work, client_id=client_id, token=token)
+    connected(url, work, "service", client_id=client_id, token=token)
 
 
 async def _collect(client: Client, one: str, inbox: asyncio.Queue[Message]) -> None:

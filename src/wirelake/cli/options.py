@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -11,28 +12,94 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from wirelake.cli.work import fail
-from wirelake.dialects import DIALECTS
+from wirelake.cli.work import errors_in_one_line, fail
+from wirelake.client.contexts import Context, chosen
+from wirelake.dialects import DIALECTS, FILES
+from wirelake.dialects.framed.description import PRESETS
+from wirelake.errors import ConfigError
 
 #: Blocks or lines that are read before they are needed.
 READ_AHEAD = 16
+#: What stands for standard input, everywhere.
+STDIN = "-"
+
+#: Where a parsed command keeps the broker that was chosen for it.
+_CHOSEN = "wirelake.chosen"
+#: Where the options before a command's name keep the context that they name.
+CONTEXT = "wirelake.context"
+
+
+def choose(ctx: typer.Context, given: str) -> Context:
+    """The broker that a command is for: its URL, or what the environment or a context says."""
+    if _CHOSEN not in ctx.meta:
+        with errors_in_one_line():
+            ctx.meta[_CHOSEN] = chosen(given, ctx.meta.get(CONTEXT, ""))
+    found: Context = ctx.meta[_CHOSEN]
+    return found
+
+
+def _wire(ctx: typer.Context, given: str) -> str:
+    return choose(ctx, given).url
+
+
+def _http(ctx: typer.Context, given: str) -> str:
+    found = choose(ctx, given)
+    return found.http or found.url
+
+
+def _token(ctx: typer.Context, given: str) -> str:
+    """The token given; else the one of a context, if the broker is from there."""
+    found: Context | None = ctx.meta.get(_CHOSEN)
+    return given or (found.token if found else "")
+
 
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="Where the broker is, and in which dialect: kobold-3://host:7702"
+        metavar="[URL]",
+        callback=_wire,
+        help="Where the broker is, and in which dialect: kobold-3://host:7702. Its HTTP's URL will"
+        " do. Without it: WIRELAKE_URL, or the context in use, or a broker on this machine.",
+    ),
+]
+HttpUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="[URL]",
+        callback=_http,
+        help="The broker's HTTP, http://host:7780; any of its listeners will do. Without it:"
+        " WIRELAKE_URL, or the context in use, or a broker on this machine.",
     ),
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS")]
-Payload = Annotated[str | None, typer.Argument(metavar="PAYLOAD")]
+Payload = Annotated[
+    str | None, typer.Argument(metavar="[PAYLOAD]", help="- is stdin, and so is none at all.")
+]
 File = Annotated[Path | None, typer.Option(help="Take the payload from a file; - is stdin.")]
 ClientId = Annotated[str, typer.Option(help="The id of this client.")]
-Token = Annotated[str, typer.Option(envvar="WIRELAKE_TOKEN", help="The token to show.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Token = Annotated[
+    str,
+    typer.Option(
+        envvar="WIRELAKE_TOKEN", callback=_token, help="The token to show. [default: the context's]"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line; errors, too.")]
 
 
 def dialect_name(text: str) -> str:
-    """Return the name of a dialect; raises BadParameter where there is none of this name."""
+    """Return the name of a dialect, or of the one that a `.toml` file or a preset describes.
+
+    Raises BadParameter where there is none.
+    """
+    if text.endswith(".toml") or (text not in DIALECTS and text in PRESETS):
+        try:
+            name = DIALECTS.describe(Path(text)).name
+            # Processes that this one starts, such as Spark's, find it by the same name.
+            files = os.environ.get(FILES, "").split(os.pathsep)
+            os.environ[FILES] = os.pathsep.join(filter(None, [*files, str(Path(text).absolute())]))
+            return name
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from None
     if text not in DIALECTS:
         known = ", ".join(map(repr, DIALECTS))
         raise typer.BadParameter(f"{text!r} is not one of {known}.")
@@ -68,10 +135,10 @@ def header_pairs(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def payloads(payload: str | None, file: Path | None, *, lines: bool) -> Iterator[bytes]:
-    """What to send: the argument, the file, or standard input; whole, or line by line."""
+    """What to send: the argument, the file, or standard input (`-`); whole, or line by line."""
     if payload is not None and file is not None:
         raise typer.BadParameter("a payload comes from the argument or from --file, not from both")
-    if payload is not None:
+    if payload is not None and payload != STDIN:
         return iter(payload.encode().split(b"\n") if lines else [payload.encode()])
     source = open_input(file)
     if lines:
@@ -88,7 +155,7 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
 
 def open_input(file: Path | None) -> BinaryIO:
     """Open a file, or standard input if it is None or `-`."""
-    if file in (None, Path("-")):
+    if file in (None, Path(STDIN)):
         # Not sys.stdin: a thread that waits for it would be waited for at the end.
         return open(0, "rb", closefd=False)
     assert file is not None

@@ -22,6 +22,7 @@ from wirelake.cli.options import (
     header_pairs,
     payloads,
 )
+from wirelake.cli.parsing import Family
 from wirelake.cli.show import plain_table, wide_console, write_message, write_object
 from wirelake.cli.work import TIMED_OUT, connected, fail
 from wirelake.client import Client, Delivery
@@ -32,10 +33,14 @@ from wirelake.message import printable
 DEAD = "/$dead"
 #: Most queues that a broker lists on the wire.
 MOST_LISTED = 1000
+#: What a dialect must be able to do, where the URL is that of HTTP and leaves the choice.
+LIST = "list of queues"
+PUTS = ("message id", "header", "delay")
+TAKES = (LIST, "nack", "nack without requeue", "pull that waits")
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
-app = typer.Typer(help="Messages that are kept until somebody has them.", no_args_is_help=True)
+app = Family(help="Messages that are kept until somebody has them.")
 app.command()(queue_care.peek)
 app.command()(queue_care.purge)
 app.command()(queue_care.move)
@@ -60,6 +65,7 @@ def put(
     timeout: Patience = 30.0,
     client_id: ClientId = "",
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Put messages into a queue, which is made if need be, and wait until they are kept.
 
@@ -67,7 +73,7 @@ def put(
 
     Examples:
 
-        wirelake queue put kobold-3://localhost jobs "resize 17"
+        wirelake queue put jobs "resize 17"
 
         wirelake queue put tmq://localhost jobs --lines < jobs.txt
 
@@ -76,12 +82,17 @@ def put(
     headers = header_pairs(header)
     source = payloads(payload, file, lines=lines)
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> int:
         target = client.queue(queue)
+        count = 0
         async for body in as_they_come(source):
             await target.put(body, id=id, headers=headers, priority=priority, ttl=ttl, delay=delay)
+            count += 1
+        return count
 
-    connected(url, work, client_id=client_id, token=token, timeout=timeout)
+    count = connected(url, work, *PUTS, client_id=client_id, token=token, timeout=timeout)
+    if as_json:
+        write_object({"queue": queue, "put": count})
 
 
 @app.command()
@@ -119,7 +130,9 @@ def get(
 
     Examples:
 
-        wirelake queue get kobold-3://localhost jobs --wait 10
+        wirelake queue get jobs --wait 10
+
+        wirelake queue get http://localhost:7780 jobs
 
         wirelake queue get kobold-3://localhost jobs --count 100 --json --no-ack
 
@@ -161,12 +174,20 @@ def get(
                     return
 
     must_finish = bool(count) or not follow
-    connected(url, work, seconds=timeout, must_finish=must_finish, client_id=client_id, token=token)
+    connected(
+        url,
+        work,
+        *TAKES,
+        seconds=timeout,
+        must_finish=must_finish,
+        client_id=client_id,
+        token=token,
+    )
 
 
 async def _must_exist(client: Client, queue: str) -> None:
     """End the process if there is no such queue: taking from it would make it."""
-    if can(client.dialect, "list of queues"):
+    if can(client.dialect, LIST):
         names = {str(one["name"]) for one in await client.queues()}
         is_whole = len(names) < MOST_LISTED  # else it may be one of those that are not listed
         if is_whole and queue not in names and queue.removesuffix(DEAD) not in names:
@@ -190,7 +211,7 @@ def list_queues(
         wirelake queue ls tmq://localhost --json | jq .messages
     """
 
-    queues = connected(url, Client.queues, client_id=client_id, token=token, timeout=timeout)
+    queues = connected(url, Client.queues, LIST, client_id=client_id, token=token, timeout=timeout)
     if as_json:
         for queue in queues:
             write_object(queue)

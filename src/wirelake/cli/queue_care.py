@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 from rich.markup import escape
 
-from wirelake.cli.options import AsJson, Patience, Token
-from wirelake.cli.show import as_text, plain_table, wide_console, write_object
-from wirelake.cli.work import errors_in_one_line
-from wirelake.client.http import HttpClient
+from wirelake.cli.options import AsJson, HttpUrl, Patience, Token
+from wirelake.cli.show import (
+    as_text,
+    as_told,
+    payload_of,
+    plain_table,
+    wide_console,
+    write_object,
+)
+from wirelake.cli.work import asked
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Of HTTP, as http://localhost:7780.")]
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
 
 def peek(
-    url: Url,
+    url: HttpUrl,
     queue: Queue,
     count: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 10,
     as_json: AsJson = False,
@@ -30,27 +34,36 @@ def peek(
 
     Examples:
 
-        wirelake queue peek http://localhost:7780 jobs
+        wirelake queue peek jobs
+
+        wirelake queue peek kobold-3://localhost jobs --count 100
 
         wirelake queue peek http://localhost:7780 'jobs/$dead' --json | jq '.headers."dead.reason"'
     """
     found = _ask(url, "GET", queue, "/messages", timeout, token, count=count)["messages"]
     if as_json:
         for message in found:
-            write_object(message)
+            write_object(as_told(message))
         return
     table = plain_table()
     for name in ("id", "attempts", "from", "headers", "payload"):
         table.add_column(name, overflow="fold")
     for message in found:
-        payload = message.get("payload", "").encode() or base64.b64decode(message.get("base64", ""))
         headers = " ".join(f"{key}={value}" for key, value in message.get("headers", {}).items())
         cells = [message["id"], message["attempts"], message.get("source", ""), headers]
-        table.add_row(*[escape(as_text(str(one).encode())) for one in cells], as_text(payload))
+        table.add_row(
+            *[escape(as_text(str(one).encode())) for one in cells], as_text(payload_of(message))
+        )
     wide_console().print(table)
 
 
-def purge(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -> None:
+def purge(
+    url: HttpUrl,
+    queue: Queue,
+    timeout: Patience = 30.0,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
     """Throw away all messages of a queue that nobody holds.
 
     Examples:
@@ -58,11 +71,11 @@ def purge(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -
         wirelake queue purge http://localhost:7780 jobs
     """
     done = _ask(url, "POST", queue, "/purge", timeout, token)
-    typer.echo(f"{_messages(done['purged'])} thrown away")
+    _tell(done, f"{_messages(done['purged'])} thrown away", as_json=as_json)
 
 
 def move(
-    url: Url,
+    url: HttpUrl,
     queue: Queue,
     to: Annotated[
         str, typer.Option(metavar="QUEUE", help="Where to; dead letters go back by themselves.")
@@ -70,6 +83,7 @@ def move(
     count: Annotated[int, typer.Option(min=1, help="At most so many.")] = 2**31,
     timeout: Patience = 300.0,
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Give messages of a queue to another one: dead letters back to where they came from.
 
@@ -81,11 +95,11 @@ def move(
     """
     where = {"to": to} if to else {}
     done = _ask(url, "POST", queue, "/move", timeout, token, count=count, **where)
-    typer.echo(f"{_messages(done['moved'])} moved to {done['to']}")
+    _tell(done, f"{_messages(done['moved'])} moved to {done['to']}", as_json=as_json)
 
 
 def make(
-    url: Url,
+    url: HttpUrl,
     queue: Queue,
     mode: Annotated[str | None, typer.Option(help="round-robin, push or pull.")] = None,
     ack_timeout: Annotated[
@@ -108,6 +122,7 @@ def make(
     ] = None,
     timeout: Patience = 30.0,
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Make a queue, or change those settings of one that are given.
 
@@ -125,10 +140,16 @@ def make(
         "keep_expired": keep_expired,
     }
     given = {name: value for name, value in wanted.items() if value is not None}
-    _ask(url, "PUT", queue, "", timeout, token, body=given)
+    _tell(_ask(url, "PUT", queue, "", timeout, token, body=given), "", as_json=as_json)
 
 
-def remove(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") -> None:
+def remove(
+    url: HttpUrl,
+    queue: Queue,
+    timeout: Patience = 30.0,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
     """Remove a queue with all that is in it.
 
     Examples:
@@ -136,6 +157,7 @@ def remove(url: Url, queue: Queue, timeout: Patience = 30.0, token: Token = "") 
         wirelake queue rm http://localhost:7780 jobs
     """
     _ask(url, "DELETE", queue, "", timeout, token)
+    _tell({"removed": queue}, "", as_json=as_json)
 
 
 def _ask(
@@ -149,9 +171,16 @@ def _ask(
     **query: object,
 ) -> Any:
     """Ask the broker about a queue; errors end the process."""
-    with errors_in_one_line():
-        client = HttpClient(url, token, timeout=timeout)
-        return client.ask(method, f"/v1/queues/{quote(queue, safe='')}{what}", body, **query)
+    path = f"/v1/queues/{quote(queue, safe='')}{what}"
+    return asked(url, token, timeout, lambda http: http.ask(method, path, body, **query))
+
+
+def _tell(done: dict[str, object], text: str, *, as_json: bool) -> None:
+    """Print what was done: as JSON, or as text if there is any."""
+    if as_json:
+        write_object(done)
+    elif text:
+        typer.echo(text)
 
 
 def _messages(count: int) -> str:

@@ -10,10 +10,12 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from wirelake.cli.options import Insecure, Listen
+from wirelake.cli.options import STDIN, Insecure, Listen
+from wirelake.cli.show import write_object
 from wirelake.cli.work import fail
 from wirelake.config import Settings, read_settings
-from wirelake.errors import WirelakeError
+from wirelake.dialects import DIALECTS
+from wirelake.errors import ConfigError, WirelakeError
 from wirelake.live import serving
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -22,7 +24,13 @@ Level = Literal["debug", "info", "warning", "error"]
 def serve(
     listen: Listen = None,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The settings, in TOML.")
+        Path | None, typer.Option(metavar="FILE", help="The settings, in TOML; - is stdin.")
+    ] = None,
+    dialect: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Speak the dialect that this file describes, too. Repeatable."
+        ),
     ] = None,
     insecure: Insecure = False,
     data: Annotated[
@@ -47,6 +55,9 @@ def serve(
         bool, typer.Option("--no-capture", help="Keep no log of what passes through.")
     ] = False,
     log_level: Annotated[Level, typer.Option(help="What to log on standard error.")] = "info",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a listener; errors, too.")
+    ] = False,
 ) -> None:
     """Run the broker.
 
@@ -64,6 +75,8 @@ def serve(
 
         wirelake serve --config wirelake.toml --data /var/lib/wirelake
 
+        wirelake serve --dialect meter.toml --listen meter://127.0.0.1:7790
+
         wirelake serve --listen kobold+tls://0.0.0.0:7702 --listen kobold+unix:///run/kobold.sock
     """
     logging.basicConfig(
@@ -72,8 +85,14 @@ def serve(
         stream=sys.stderr,
     )
 
+    from_stdin = config == Path(STDIN)
+
     def read() -> Settings:
-        settings = read_settings(config) if config else Settings()
+        for file in dialect or []:
+            DIALECTS.describe(file)
+        settings = (
+            read_settings(Path("/dev/stdin") if from_stdin else config) if config else Settings()
+        )
         if listen:
             settings = msgspec.structs.replace(settings, listen=tuple(listen))
         if insecure:
@@ -87,7 +106,14 @@ def serve(
             settings = msgspec.structs.replace(settings, capture=capture)
         return settings
 
+    def show(line: str) -> None:
+        if as_json:
+            write_object({"listening": line.removeprefix("listening on ")})
+        else:
+            typer.echo(line)
+
+    again = read if config and not from_stdin else None
     try:
-        serving.serve(read(), memory=memory, read=read if config else None, show=typer.echo)
+        serving.serve(read(), memory=memory, read=again, show=show)
     except WirelakeError as error:
-        fail(str(error))
+        fail(str(error), error="config" if isinstance(error, ConfigError) else "failed")

@@ -7,19 +7,22 @@ import json
 import sys
 from codecs import getincrementaldecoder
 from pathlib import Path
+from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from wirelake.cli.work import fail
 from wirelake.message import Flag, Message, printable
+from wirelake.wire.parameters import headers_of
 
 PREVIEW = 64
 STDOUT = Path("-")
 
 
 def as_object(message: Message) -> dict[str, object]:
-    """A message for `--json`; its payload in base64."""
+    """A message for `--json`."""
     return {
         "dialect": message.dialect,
         "op": message.op.label,
@@ -32,8 +35,34 @@ def as_object(message: Message) -> dict[str, object]:
         "priority": message.priority,
         "ttl": message.ttl,
         "headers": _visible_headers(message),
-        "payload": base64.b64encode(message.payload).decode(),
+        **as_text_and_base64(message.payload),
     }
+
+
+def as_text_and_base64(
+    payload: bytes | None, name: str = "payload", second: str = "base64"
+) -> dict[str, object]:
+    """A payload in JSON, in every command: as text, null if it is none, and as base64 beside it."""
+    if payload is None:
+        return {name: None, second: None}
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {name: text, second: base64.b64encode(payload).decode()}
+
+
+def payload_of(told: dict[str, Any], name: str = "payload") -> bytes:
+    """The payload of a message that the broker's HTTP tells: as text, or else as base64."""
+    if name in told:
+        return str(told[name]).encode()
+    return base64.b64decode(told.get("base64", ""))
+
+
+def as_told(told: dict[str, Any]) -> dict[str, object]:
+    """A message that the broker's HTTP tells, with its payload as all commands show it."""
+    rest = {key: told[key] for key in told if key not in ("payload", "base64", "cbor")}
+    return {**rest, **as_text_and_base64(payload_of(told))}
 
 
 def write_object(shown: dict[str, object]) -> None:
@@ -89,8 +118,9 @@ def plain_table() -> Table:
 
 
 def _visible_headers(message: Message) -> dict[str, str]:
-    """All headers but the token, which is never shown (decision 4)."""
-    return {name: value for name, value in message.headers.items() if name != "$token"}
+    """All headers, the parameters among them, but the token (decision 4)."""
+    shown = replace(message, parameters=message.parameters.but(token=""))
+    return dict(headers_of(shown))
 
 
 def details(message: Message) -> str:

@@ -28,8 +28,9 @@ from wirelake.cli.options import (
     as_they_come,
     open_input,
 )
-from wirelake.cli.show import as_text, write_object
-from wirelake.cli.work import FAILED, connected, fail
+from wirelake.cli.parsing import Family
+from wirelake.cli.show import STDOUT, as_text, write_object
+from wirelake.cli.work import FAILED, complain, connected, fail
 from wirelake.client import Client, Stream
 from wirelake.errors import RefusedError
 from wirelake.message import printable
@@ -38,7 +39,9 @@ BLOCK = 256 << 10
 #: No timeout: while the reader pauses, the broker does not answer the writer.
 ANY_TIME = 1e9
 
-app = typer.Typer(help="Bytes from one client to another.", no_args_is_help=True)
+app = Family(help="Bytes from one client to another.")
+#: What a dialect must be able to do, where the URL is that of HTTP and leaves the choice.
+STREAM = "byte stream"
 
 
 @app.command()
@@ -78,15 +81,17 @@ def send(
         if as_json:
             write_object({"client": client, "bytes": stream.sent})
 
-    connected(
-        url,
-        work,
-        seconds=timeout,
-        client_id=client_id,
-        token=token,
-        keepalive=ANY_TIME,
-        reconnect=False,
-    )
+    with source:
+        connected(
+            url,
+            work,
+            STREAM,
+            seconds=timeout,
+            client_id=client_id,
+            token=token,
+            keepalive=ANY_TIME,
+            reconnect=False,
+        )
 
 
 @app.command()
@@ -95,7 +100,9 @@ def recv(
     id: Annotated[str, typer.Option(help="The client id that others send to.")],
     output: Annotated[
         Path | None,
-        typer.Option(help="Where to put it; a folder, if there is --count. Without it, stdout."),
+        typer.Option(
+            help="Where to put it; a folder, if there is --count. Without it, or -: stdout."
+        ),
     ] = None,
     count: Annotated[
         int | None,
@@ -121,6 +128,7 @@ def recv(
 
         wirelake stream recv boson-binary://localhost --id inbox --count 0 --output received
     """
+    output = None if output == STDOUT else output
     if as_json and output is None:
         raise typer.BadParameter("standard output is for the stream, unless there is --output")
 
@@ -140,13 +148,13 @@ def recv(
                     write_object(shown | result)
                 if reason is not None:
                     sender = printable(stream.source) or "a client without a name"
-                    typer.echo(f"wirelake: from {sender}: {reason}", err=True)
+                    complain(f"from {sender}: {reason}", error="closed")
                 if done == (1 if count is None else count):
                     break
         if torn:
             raise typer.Exit(FAILED)
 
-    connected(url, work, seconds=timeout, client_id=id, token=token, reconnect=False)
+    connected(url, work, STREAM, seconds=timeout, client_id=id, token=token, reconnect=False)
 
 
 async def _receive(stream: Stream, place: Path | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from wirelake.address import check_filter
+from wirelake.cli.show import write_object
 from wirelake.config import hash_token, new_token
 from wirelake.errors import RefusedError
 
@@ -30,6 +31,9 @@ def token(
     declare: Annotated[Filters, _filters("May make queues of these addresses.")] = None,
     clients: Annotated[Filters, _filters("May claim these client ids only.")] = None,
     admin: Annotated[bool, typer.Option("--admin", help="May administer the broker.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One object with the token, its hash and its rights.")
+    ] = False,
 ) -> None:
     """Make a token, and print it with the lines for the configuration file.
 
@@ -58,15 +62,18 @@ def token(
         "declare": declare,
         "clients": clients,
     }
-    lines = ["[[tokens]]", f"name = {_quoted(name)}"]
+    rights = {kind: filters for kind, filters in kinds.items() if filters}
+    for kind, filters in rights.items():
+        _check(kind, filters)
     secret = new_token()
-    lines.append(f"hash = {_quoted(hash_token(secret))}")
-    for kind, filters in kinds.items():
-        if filters:
-            _check(kind, filters)
-            lines.append(f"{kind} = [{', '.join(map(_quoted, filters))}]")
+    described: dict[str, object] = {"name": name, "hash": hash_token(secret), **rights}
     if admin:
-        lines.append("admin = true")
+        described["admin"] = True
+    if as_json:
+        write_object({"token": secret, **described})
+        return
+    # Strings, lists of strings and booleans are in TOML as in JSON.
+    lines = ["[[tokens]]", *(f"{key} = {_quoted(value)}" for key, value in described.items())]
     # The token to the terminal, the lines to wherever standard output goes.
     typer.echo(f"token: {secret}", err=True)
     typer.echo("\n".join(lines))
@@ -80,6 +87,6 @@ def _check(kind: str, filters: list[str]) -> None:
             raise typer.BadParameter(error.text, param_hint=f"--{kind}") from None
 
 
-def _quoted(text: str) -> str:
-    """A TOML string, which for printable text is as JSON has it."""
-    return json.dumps(text, ensure_ascii=False)
+def _quoted(value: object) -> str:
+    """A value in TOML, which for printable text is as JSON has it."""
+    return json.dumps(value, ensure_ascii=False)

@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from wirelake.cli.options import Insecure, Listen, Token
-from wirelake.cli.work import fail
+from wirelake.cli.options import STDIN, AsJson, Insecure, Listen, Token
+from wirelake.cli.show import write_object
+from wirelake.cli.work import USAGE, fail
 from wirelake.config import DEFAULT_HOST, Listener, Settings, read_settings
 from wirelake.dialects import DIALECTS, default_ports
 from wirelake.errors import WirelakeError
@@ -46,6 +47,7 @@ def up(
         ),
     ] = 10.0,
     token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
     """Run everything: the broker, HTTP, and the pipeline that lands what passes in DIR/lake.
 
@@ -61,6 +63,8 @@ def up(
 
         wirelake up --no-lake | tee up.log
     """
+    if config == Path(STDIN):
+        fail("--config: up starts its broker again where need be: give a file, not -", USAGE)
     try:
         settings = read_settings(config) if config else Settings()
     except WirelakeError as error:
@@ -83,7 +87,8 @@ def up(
         table=table,
         has_lake=not no_lake and not why_not,
         suggest=lambda places, http: examples(places, http, table),
-        show=typer.echo,
+        show=lambda line, fields: write_object(fields) if as_json else typer.echo(line),
+        is_plain=as_json,
     )
     group.board.lake = why_not or ("off" if no_lake else str(table))
     if why_not:
@@ -92,8 +97,12 @@ def up(
         asyncio.run(group.until_told(every))
     except WirelakeError as error:
         fail(str(error))
+    text = f"everything has ended; what was kept is in {folder}"
     with suppress(BrokenPipeError):
-        typer.echo(f"wirelake: everything has ended; what was kept is in {folder}")
+        if as_json:
+            write_object({"event": "ended", "text": text})
+        else:
+            typer.echo(f"wirelake: {text}")
 
 
 def examples(places: list[str], http: str, table: Path) -> list[str]:

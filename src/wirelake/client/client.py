@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields
 from os import PathLike
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     inbox: int  # messages not taken yet, per subscription, before reading stops (1000)
     inbox_bytes: int  # the same, in bytes of payload (8 MiB)
     limits: Limits  # of what the broker may send
+    on_connection: Callable[[str], None]  # called with why one is lost, and with "" when it is back
 
 
 def connect(url: str, **options: Unpack[Options]) -> Client:

@@ -24,10 +24,11 @@ from wirelake.client.answers import Answers
 from wirelake.client.inbox import Inbox
 from wirelake.client.speech import Ask, Sort, Speech, can, speech
 from wirelake.client.url import Place
+from wirelake.client.websocket import open_websocket
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import Feed
 from wirelake.errors import ProtocolError, RefusedError, WirelakeError
-from wirelake.message import Limits, Message, Op
+from wirelake.message import Limits, Message
 from wirelake.wire import Encoder, FrameTable
 
 READ = 256 << 10
@@ -58,6 +59,7 @@ class Settings:
     inbox: int = 1000
     inbox_bytes: int = 8 << 20
     limits: Limits = field(default_factory=Limits)
+    on_connection: Callable[[str], None] | None = None
 
 
 class Owner(Protocol):
@@ -100,6 +102,7 @@ class Line:
         self._spoke = 0.0  # when something was written last
         self._turns = 0
         self._over = False
+        self._is_lost = False  # it was there, and is being tried again
         self._closing = False
         self._hung_up = False  # nothing can be written behind our farewell
         self._task: asyncio.Task[None] | None = None
@@ -325,6 +328,8 @@ class Line:
                 delay = min(self.settings.max_delay, self.settings.min_delay * 2**failures)
                 delay *= random.uniform(0.5, 1.0)
                 log.info("%s; trying again in %.1f s", self._trouble, delay)
+                if not self._is_lost:
+                    self._tell(str(self._trouble))
                 await asyncio.sleep(delay)
         finally:
             self._over = True
@@ -333,6 +338,12 @@ class Line:
             if not opened.done():
                 opened.set_exception(self._trouble)
                 opened.exception()  # whoever opens may have gone away
+
+    def _tell(self, trouble: str) -> None:
+        """Tell the program that the connection is lost, or that it is back: then it is empty."""
+        self._is_lost = bool(trouble)
+        if self.settings.on_connection is not None:
+            self.settings.on_connection(trouble)
 
     def _may_return(self, failures: int) -> bool:
         """Is it worth trying once more?"""
@@ -356,10 +367,12 @@ class Line:
                 greeting = self.speech.greet(self.place.client_id, self.place.token, self.role)
                 for asked in greeting:
                     answer = await self.ask_now(asked)
-                    self.client_id = self.place.client_id or answer.target
+                    self.client_id = self.place.client_id or self.speech.name(answer)
                 if opened.done():
                     await self._owner.restore(self)
             self._up.set()
+            if self._is_lost:
+                self._tell("")
             if not opened.done():
                 opened.set_result(None)
             await reading
@@ -374,6 +387,8 @@ class Line:
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         place = self.place
+        if place.is_websocket:
+            return await open_websocket(place.websocket_url, place.family, place.tls, READ)
         if place.path:
             name = "localhost" if place.tls else None
             return await asyncio.open_unix_connection(
@@ -444,7 +459,7 @@ class Line:
         """Be heard of: a client that is silent is taken for gone (spec: identity, tmq 3)."""
         silent = asyncio.get_running_loop().time() - self._spoke
         if self._can_ping and self._up.is_set() and silent > self.settings.keepalive / 2:
-            self._write([Message(op=Op.PONG)])
+            self._write([self.speech.sign_of_life()])
 
     @property
     def _can_ping(self) -> bool:

@@ -13,7 +13,7 @@ from wirelake.address import check_topic
 from wirelake.client.speech import require
 from wirelake.dialects import HOPS, MOST_HOPS
 from wirelake.errors import RefusedError
-from wirelake.message import Message, Op
+from wirelake.message import LARGEST, Message, Op
 from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def message_for(
     for ability, value in given.items():
         if value:
             require(dialect, ability)
-    if priority not in (0, 1):
+    if not 0 <= priority <= LARGEST["priority"]:
         raise RefusedError("bad_request", f"a priority is 0 or 1, not {priority}")
-    most = MOST_HOPS if dialect in HOPS else 0x7FFFFFFF
+    most = MOST_HOPS if dialect in HOPS else LARGEST["ttl"]
     if not 0 <= ttl <= most:
         raise RefusedError("bad_request", f"a ttl is 0 to {most} in {dialect}")
     return Message(
@@ -72,6 +72,7 @@ def as_messages(batch: Batch, dialect: str, most: int) -> list[Message]:
                 priority=each.priority,
                 ttl=each.ttl if same_unit else 0,
                 headers=each.headers,
+                parameters=each.parameters,
             )
         else:
             message = Message(check_topic(each[0]), bytes(each[1]))

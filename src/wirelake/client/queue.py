@@ -50,10 +50,9 @@ class Delivery:
     @classmethod
     def heard(cls, message: Message, line: Line) -> Delivery:
         """A queue message that came by a connection and wants to be settled."""
-        said = message.headers.get("$attempt", "")
-        attempt = int(said) if said.isdecimal() else int(bool(message.flags & Flag.FIRST))
-        headers = {name: value for name, value in message.headers.items() if name != "$attempt"}
-        return cls(replace(message, headers=headers), attempt, line)
+        said = message.parameters
+        attempt = int(bool(message.flags & Flag.FIRST)) if said.attempt is None else said.attempt
+        return cls(replace(message, parameters=said.but(attempt=None)), attempt, line)
 
     async def ack(self, *, timeout: float | None = None) -> None:
         """It is done: return when the broker says so (in TMQ: has read it)."""

@@ -89,6 +89,6 @@ class Service:
                 content_type=reply.content_type,
                 correlation_id=request.correlation_id,
             )
-            await line.say(said, epoch)
+            await line.say(line.speech.reply(said), epoch)
         except Exception:
             log.exception("no reply to a request to %s", self.address)

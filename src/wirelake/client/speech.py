@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message, Op
+from wirelake.message import NO_PARAMETERS, Flag, Message, Op, Parameters
 from wirelake.wire import Encoder
 
 
@@ -121,6 +121,18 @@ class Speech(ABC):
         """Send a request."""
         return self.control(replace(request, op=Op.REQUEST))
 
+    def name(self, answer: Message) -> str:
+        """Return the client id that the answer to a greeting gives, if it does."""
+        return answer.target
+
+    def reply(self, reply: Message) -> Message:
+        """Return a reply to a request as it is sent."""
+        return reply
+
+    def sign_of_life(self) -> Message:
+        """Return what a client says only to be heard of."""
+        return Message(op=Op.PONG)
+
     def ping(self) -> Ask:
         """Ask for a sign of life."""
         return self.control(Message(op=Op.PING))
@@ -135,8 +147,8 @@ class Speech(ABC):
 
     def dequeue(self, queue: str, number: int, wait: float) -> Ask:
         """Ask for so many messages of a queue, and wait so many seconds for them."""
-        headers = {"$count": str(number), "$wait": str(int(wait * 1000))}
-        return self.control(Message(op=Op.DEQUEUE, address=queue, headers=headers))
+        said = Parameters(count=number, wait=wait)
+        return self.control(Message(op=Op.DEQUEUE, address=queue, parameters=said))
 
     def declare(self, queue: str, mode: str, ack_timeout: float, max_deliveries: int) -> Ask:
         """Make a queue; only TMQ can, so in its form: a content type, then lines (spec: tmq 4)."""
@@ -179,12 +191,12 @@ def settlement(delivered: Message, *, done: bool, requeue: bool = True) -> Messa
         address=delivered.address,
         id=delivered.id,
         content_type=delivered.content_type,
-        headers={} if done or requeue else {"$requeue": "0"},
+        parameters=NO_PARAMETERS if done or requeue else Parameters(requeue=False),
     )
 
 
 def refusal(message: Message) -> RefusedError:
-    code = message.headers.get("$code", "") or "bad_request"
+    code = message.parameters.code or "bad_request"
     return RefusedError(code, message.payload.decode(errors="replace"))
 
 

@@ -18,12 +18,12 @@ from wirelake.client.connection import Line
 from wirelake.client.inbox import Arrivals, Inbox
 from wirelake.client.speech import Ask, Sort, Speech
 from wirelake.errors import RefusedError, WirelakeError
-from wirelake.message import Message, Op
+from wirelake.message import LARGEST, NO_PARAMETERS, Message, Op, Parameters
 
 if TYPE_CHECKING:
     from wirelake.client.lines import Lines
 
-MAX_TTL = 0x7FFFFFFF
+MAX_TTL = LARGEST["ttl"]
 
 log = logging.getLogger("wirelake.client")
 
@@ -138,8 +138,7 @@ class Store:
     ) -> Message:
         if not 0 <= ttl <= MAX_TTL:
             raise RefusedError("bad_request", f"a ttl is 0 to {MAX_TTL} ms")
-        headers = {} if revision is None else {"$rev": str(revision)}
-        message = Message(check_topic(key), bytes(value), ttl=ttl, headers=headers, op=op)
+        message = Message(check_topic(key), bytes(value), ttl=ttl, op=op, parameters=_rev(revision))
         return await self._lines.line().ask(lambda speech: speech.control(message))
 
 
@@ -154,8 +153,8 @@ class _Watch:
 
     def ask(self, speech: Speech) -> Ask:
         """What is asked of a new connection."""
-        headers = {} if self._revision is None else {"$rev": str(self._revision)}
-        return speech.control(Message(op=Op.WATCH, address=self._filter, headers=headers))
+        said = _rev(self._revision)
+        return speech.control(Message(op=Op.WATCH, address=self._filter, parameters=said))
 
     def take_in(self, line: Line, message: Message, sort: Sort) -> Iterable[Inbox[Any]]:
         """A change."""
@@ -192,5 +191,8 @@ class _Watch:
 
 
 def _revision(message: Message) -> int:
-    said = message.headers.get("$rev", "")
-    return int(said) if said.isdecimal() else 0
+    return message.parameters.rev or 0
+
+
+def _rev(revision: int | None) -> Parameters:
+    return NO_PARAMETERS if revision is None else Parameters(rev=revision)

@@ -17,7 +17,7 @@ from wirelake.client.connection import Line
 from wirelake.client.inbox import Inbox, Listeners
 from wirelake.client.speech import Ask, Speech
 from wirelake.errors import RefusedError
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 #: The most bytes that one DATA frame carries.
 PIECE = 64 << 10
@@ -95,8 +95,8 @@ class Stream:
             return
         self.fail(RefusedError("closed", "this side closed the stream"), clean=True)
         self.inbox.discard()
-        headers = {"$count": str(self.sent)} | ({"$code": code} if code else {})
-        farewell = Message(op=Op.CLOSE, correlation_id=self._number, headers=headers)
+        said = Parameters(count=self.sent, code=code)
+        farewell = Message(op=Op.CLOSE, correlation_id=self._number, parameters=said)
         # Without waiting for room: whoever leaves because the other side is stuck must get away.
         self._line.mention(farewell, self._epoch)
 
@@ -109,9 +109,9 @@ class Stream:
                 self.received += len(message.payload)
                 self.inbox.put(message.payload, len(message.payload))
             return
-        said = message.headers.get("$count", "")
-        self.count = int(said) if said.isdecimal() else self.received
-        code = message.headers.get("$code", "")
+        said = message.parameters
+        self.count = self.received if said.count is None else said.count
+        code = said.code
         if not code and self.count == self.received:
             self.fail(RefusedError("closed", "the other side closed the stream"), clean=True)
             return
@@ -176,8 +176,8 @@ class Streams:
     def _opened(self, line: Line, message: Message) -> Sequence[Inbox[Any]]:
         number = message.correlation_id
         if number in self._open:
-            refusal = {"$code": "not_found", "$count": "0"}
-            line.mention(Message(op=Op.CLOSE, correlation_id=number, headers=refusal), line.epoch)
+            said = Parameters(count=0, code="not_found")
+            line.mention(Message(op=Op.CLOSE, correlation_id=number, parameters=said), line.epoch)
             return ()
         stream = self._add(line, number, message.source, message.payload)
         return self.listeners.put(stream, len(message.payload))

@@ -17,6 +17,11 @@ from urllib.parse import unquote, urlsplit
 from wirelake.dialects import AUTO, AUTO_PORT, DIALECTS, Dialect, families
 from wirelake.errors import ConfigError
 
+#: The schemes of WebSockets, where HTTP listens by default, and the path that a dialect follows.
+WEBSOCKETS = ("ws", "wss")
+HTTP_PORT = 7780
+WIRE = "/wire/"
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -29,13 +34,27 @@ class Place:
     client_id: str = ""
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    is_websocket: bool = False  # then `path` is that of the URL
 
     def __str__(self) -> str:
         tls = "+tls" if self.tls else ""
+        if self.is_websocket:
+            return self.websocket_url
         if self.path:
             return f"{self.dialect}{tls}+unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.dialect}{tls}://{host}:{self.port}"
+
+    @property
+    def family(self) -> str:
+        """The family of the dialect."""
+        return DIALECTS[self.dialect].family
+
+    @property
+    def websocket_url(self) -> str:
+        """Where a WebSocket is opened."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'wss' if self.tls else 'ws'}://{host}:{self.port}{self.path}"
 
 
 def parse(
@@ -49,12 +68,23 @@ def parse(
     key: str | PathLike[str] | None = None,
 ) -> Place:
     """Read a URL; what is given beside it goes before what it says."""
+    if "://" not in url:
+        place = url.rpartition("@")[2]  # what stands before it may be a token
+        text = f"{place!r} has no scheme: say in which dialect, as in kobold-3://{place}"
+        raise ConfigError("url", text)
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # its text may show what was meant to be a token
         raise ConfigError("url", "it has a host, and a port from 1 to 65535") from None
     name, *options = parts.scheme.split("+")
+    is_websocket = name in WEBSOCKETS and not options
+    path = unquote(parts.path)
+    if is_websocket:
+        options = ["tls"] if name == "wss" else []
+        if not path.startswith(WIRE):
+            raise ConfigError("url", f"a WebSocket is at {name}://host:port{WIRE}<dialect>")
+        name = path.removeprefix(WIRE)
     dialect = DIALECTS.named(name)
     if dialect is None:
         known = ", ".join([*families(), *DIALECTS])
@@ -63,8 +93,9 @@ def parse(
         raise ConfigError("url", f"{parts.scheme!r}: behind a dialect come +tls and +unix")
     if parts.query or parts.fragment:
         raise ConfigError("url", "it has no ?query and no #fragment")
-    path = unquote(parts.path)
-    if "unix" in options:
+    if is_websocket:
+        port = port or HTTP_PORT
+    elif "unix" in options:
         if parts.netloc.rpartition("@")[2] or len(path) < 2:
             raise ConfigError("url", f"a Unix socket is {parts.scheme}:///path/of/the/socket")
     elif path not in ("", "/"):
@@ -88,10 +119,11 @@ def parse(
         dialect.name,
         "" if "unix" in options else parts.hostname or "127.0.0.1",
         (dialect.port or 0) if port is None else port,
-        path if "unix" in options else "",
+        path if "unix" in options or is_websocket else "",
         _identity(dialect, client_id, token),
         token,
         context,
+        is_websocket,
     )
 
 

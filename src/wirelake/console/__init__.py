@@ -6,6 +6,7 @@ in `static/vendor` are brought by `vendor.py` when the package is built, and may
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ _TYPES = {
     ".svg": "image/svg+xml",
 }
 
+#: Characters of the version of all files together.
+VERSION = 16
+
 #: What `/` says where the libraries are missing.
 MISSING = (
     "The console is not installed: run `make setup`, which needs npm or pip to reach packages."
@@ -27,22 +31,46 @@ MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it is sent."""
+    """A file as it is sent: as it is, and smaller for those who take gzip."""
 
     content: bytes
+    small: bytes
     media_type: str
     etag: str
 
 
 def load(folder: Path = STATIC) -> dict[str, File]:
-    """Every file of the console by its path; none at all where the libraries are missing."""
+    """Every file of the console by its path; none at all where the libraries are missing.
+
+    All but `index.html` are also there under `VERSION/`, where the version is a hash of all files:
+    what is there never changes, so a browser need not ask for it again. `index.html` names them so.
+    """
     if not (folder / "vendor" / "preact.js").exists():
         return {}
+    contents = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _TYPES
+    }
+    every = hashlib.sha256()
+    for name, content in contents.items():
+        every.update(f"{name} {len(content)} ".encode() + content)
+    version = every.hexdigest()[:VERSION]
     found = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in _TYPES:
-            content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
-            name = path.relative_to(folder).as_posix()
-            found[name] = File(content, _TYPES[path.suffix], etag)
+    for name, content in contents.items():
+        if name == "index.html":
+            content = content.replace(b"/console/", f"/console/{version}/".encode())
+            found[name] = _file(name, content)
+        else:
+            found[name] = found[f"{version}/{name}"] = _file(name, content)
     return found
+
+
+def is_fixed(name: str) -> bool:
+    """Is this a name with a version, under which a file never changes?"""
+    return len(name.partition("/")[0]) == VERSION
+
+
+def _file(name: str, content: bytes) -> File:
+    etag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+    return File(content, gzip.compress(content, mtime=0), _TYPES[Path(name).suffix], etag)

@@ -108,15 +108,17 @@ def _crowd(town: Town) -> Crowd:
 
 def _clients(town: Town) -> list[Coroutine[Any, Any, None]]:
     """All clients whose dialect can be reached."""
-    sensing = max(1.0, town.rate - 9 * town.pace) / 5
+    sensing = max(1.0, town.rate - 9 * town.pace) / 6
     everybody: list[tuple[str, str, Life]] = [
         ("boson-text", "", _house_sensor(town, sensing, "house/{room}/temperature")),
         ("boson-text", "", _house_sensor(town, sensing, "house/{room}/humidity")),
         ("boson-binary", "plant-sensors", _plant_sensor(town, sensing)),
         ("boson-binary", "plant-counters", _plant_sensor(town, sensing)),
         ("kobold-1", "weather-station", _house_sensor(town, sensing, "weather/{room}")),
+        ("mqtt-3.1.1", "greenhouse", _house_sensor(town, sensing, "garden/{room}")),
         ("tmq-1.00", "plant-alarms", partial(_alarm, town)),
         ("kobold-3", "heating", _listener(town, "house/#")),
+        ("mqtt-5", "sprinklers", _listener(town, "garden/#")),
         ("tmq-1.01", "maintenance", _listener(town, "plant/+/alarm")),
         ("boson-binary", "logbook", _listener(town, "weather/#")),
         ("boson-text", "", _listener(town, "plant/+/alarm")),

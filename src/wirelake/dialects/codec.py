@@ -14,6 +14,7 @@ decide every rule; a Kobold or Boson key that goes on beyond them is judged by w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from wirelake.dialects import AUTO, DIALECTS, families
 from wirelake.dialects.dialect import HEAD, NO, Dialect
@@ -21,7 +22,7 @@ from wirelake.errors import ProtocolError
 from wirelake.message import Limits
 from wirelake.wire import Encoder, FrameTable, Scanner
 
-__all__ = ["Feed", "detect", "encoder", "scanner"]
+__all__ = ["Feed", "clashes", "detect", "encoder", "scanner"]
 
 
 def scanner(dialect: str, limits: Limits = Limits()) -> Scanner:  # noqa: B008 - immutable
@@ -53,7 +54,7 @@ def detect(data: bytes | bytearray | memoryview, family: str | None = None) -> s
     head = bytes(data[:HEAD])
     if not head:
         return None
-    for rule in _rules(family or AUTO):
+    for rule in _rules(family or AUTO, DIALECTS.version):
         dialect = rule(head)
         if dialect != NO:
             return dialect
@@ -61,11 +62,52 @@ def detect(data: bytes | bytearray | memoryview, family: str | None = None) -> s
     raise ProtocolError(family or AUTO, 0, reason)
 
 
-def _rules(family: str) -> list[Callable[[bytes], str | None]]:
-    """Return the rules of a family, or of all dialects, each once, in the order of their ranks."""
+@lru_cache(maxsize=64)
+def _rules(family: str, version: int) -> list[Callable[[bytes], str | None]]:
+    """Return the rules of a family, or of all dialects, each once, in the order of their ranks.
+
+    `version` is the registry's: after a change the rules are others.
+    """
     part = "detect" if family == AUTO else "detect_in_family"
     ranked = sorted(DIALECTS.of_family(family), key=lambda one: one.rank)
+    if family == AUTO:
+        # One that clashes with another that is asked before it needs a listener of its own.
+        ranked = [one for one in ranked if not (magics_of(one) and clashes(one.name))]
     return list(dict.fromkeys(one.load(part) for one in ranked if getattr(one, part)))
+
+
+def clashes(name: str) -> list[str]:
+    """Return the dialects that, on `auto`, would take a stream of this one for their own.
+
+    A described dialect is known by its magic: the rules of those that are asked before it see the
+    magic, and a magic that begins as another does is a clash too.
+    """
+    dialect = DIALECTS[name]
+    magics = magics_of(dialect)
+    found: dict[str, None] = {}
+    ranked = sorted(DIALECTS.of_family(AUTO), key=lambda one: one.rank)
+    for other in ranked[: ranked.index(dialect)]:
+        if other.detect is None or other.family == dialect.family:
+            continue
+        rule = other.load("detect")
+        for magic in magics:
+            if rule(magic.ljust(HEAD, b"\0")) not in (NO, None) or rule(magic) not in (NO, None):
+                found[other.name] = None
+        if any(
+            one.startswith(magic) or magic.startswith(one)
+            for one in magics_of(other)
+            for magic in magics
+        ):
+            found[other.name] = None
+    return list(found)
+
+
+def magics_of(dialect: Dialect) -> tuple[bytes, ...]:
+    """Return what streams of a described dialect or a plug-in begin with, where it says so."""
+    if dialect.description is not None:
+        magics: tuple[bytes, ...] = dialect.description.magics
+        return magics
+    return tuple(dialect.plugin.magic) if dialect.plugin is not None else ()
 
 
 class Feed:

@@ -48,10 +48,15 @@ class Dialect:
     # The two ends: `session(node, link, name, now)` of the broker, `speech(name)` of the client.
     session: Part
     speech: Part
+    #: `memory(node)`: what the broker keeps of the family's clients beyond their connections. It is
+    #: made when the broker starts, and has a method `tick(now)`.
+    memory: Part | None = None
     #: What clients can do in this dialect; see `wirelake.client.speech`.
     abilities: frozenset[str] = frozenset()
     #: A client introduces itself before anything else.
     introduces_itself: bool = False
+    #: On a listener of its own, a connection counts as begun before its client says anything.
+    begins_at_once: bool = False
     #: A client opens one connection for each role; these connections share its client id.
     roles: tuple[str, ...] = ()
     #: `f(client_id, token) -> client_id` raises ConfigError for what the dialect cannot say.
@@ -76,6 +81,12 @@ class Dialect:
     max_payload: int = 0
     #: How charts show it.
     colour: str = "#888888"
+    #: What a file in TOML says of it, where it is described: see `wirelake.dialects.framed`.
+    description: Any = None
+    #: The class, where it is a `wirelake.plugin.Plugin`.
+    plugin: Any = None
+    #: Its code comes from somebody else: what it raises ends its connections, not the broker.
+    is_foreign: bool = False
 
     def load(self, part: str) -> Any:
         """Return one of the parts (`"scanner"`, `"session"`, …), imported on first use."""

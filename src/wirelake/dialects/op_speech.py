@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from wirelake.client.speech import Ask, Heard, Sort, Speech, refusal
-from wirelake.message import Message, Op
+from wirelake.message import NO_PARAMETERS, Message, Op, Parameters
 
 
 class OpSpeech(Speech):
@@ -15,9 +15,11 @@ class OpSpeech(Speech):
 
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """`AUTH` where there is something to say by it; else a ping, to be heard of."""
-        identity = {"$client": client_id, "$token": token}
-        headers = {name: value for name, value in identity.items() if value}
-        yield self.control(Message(op=Op.AUTH, headers=headers)) if headers else self.ping()
+        if not client_id and not token:
+            yield self.ping()
+            return
+        said = Parameters(client=client_id, token=token)
+        yield self.control(Message(op=Op.AUTH, parameters=said))
 
     def put(self, message: Message, ack: bool) -> Ask:
         """ENQ, which makes the queue if need be."""
@@ -25,8 +27,8 @@ class OpSpeech(Speech):
 
     def subscribe(self, filter: str, prefetch: int = 0) -> Ask:
         """Subscribe to a filter, or consume a queue with a prefetch."""
-        headers = {"$count": str(prefetch)} if prefetch else {}
-        return self.control(Message(op=Op.SUBSCRIBE, address=filter, headers=headers))
+        said = Parameters(count=prefetch) if prefetch else NO_PARAMETERS
+        return self.control(Message(op=Op.SUBSCRIBE, address=filter, parameters=said))
 
     def control(self, message: Message) -> Ask:
         """With a transaction id, which asks for an answer as well."""

@@ -16,7 +16,6 @@ from wirelake.broker.node import Node
 from wirelake.broker.queue import DEAD
 from wirelake.broker.rights import Rights
 from wirelake.config import QueueSettings
-from wirelake.engine.base import Stored
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
     MOST,
@@ -35,6 +34,7 @@ from wirelake.http.exchange import (
 )
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
+from wirelake.journal.engine import Stored
 
 #: Messages that are moved in one turn of the broker's event loop.
 MOVED_AT_ONCE = 500
@@ -189,6 +189,7 @@ class Admin:
 
     async def _move(self, name: str, to: str, count: int, only: frozenset[int]) -> int:
         """On the broker's loop: move messages in turns; what comes meanwhile stays."""
+        failures = self._node.engine.failures
         source = self._node.queues.get(name)
         count = min(count, len(source))
         target = self._node.queues.declare(QueueSettings(to))
@@ -201,7 +202,7 @@ class Admin:
                 break
             moved += some
             await asyncio.sleep(0)
-        await self._gate.durable()
+        await self._gate.durable(failures)
         return moved
 
     def _queue_name(self, request: Request, kind: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import html
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from wirelake import __version__
 from wirelake.address import check_filter, check_topic
 from wirelake.broker.local import DIALECT
 from wirelake.broker.node import Node
-from wirelake.engine.base import Position
+from wirelake.config import Listener
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
 from wirelake.http.console import Console
@@ -55,7 +55,9 @@ from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
 from wirelake.http.publishing import Events, Publisher, Reader
 from wirelake.http.rows import read_rows
-from wirelake.message import Message
+from wirelake.http.wire import Adopt, Wire
+from wirelake.journal.contract import Position
+from wirelake.message import LARGEST, MAX_ID, Message
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -67,29 +69,37 @@ ARROW = "application/vnd.apache.arrow.stream"
 THREADS = 4
 #: Event streams at a time.
 MOST_EVENTS = 256
-MAX_ID = 255
 
 
 class Api:
     """The endpoints that are not an operator's, and what all of them share."""
 
-    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        ledger: Ledger,
+        listeners: Sequence[Listener] = (),
+        adopt: Adopt | None = None,
+    ) -> None:
         self._gate = gate
         self._node: Node = gate.node
         self._ledger = ledger
         self.admin = Admin(gate, ledger)
         self.keys = Keys(gate)
+        self.wire = Wire(gate, adopt)
         self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
         self._held = Held()
         self._publisher = Publisher(gate, ledger, self._executor)
         self._events: set[Events] = set()
-        self.console = Console(gate, ledger, self._executor, _page("", _ABOUT))
+        about = _page("", _ABOUT)
+        self.console = Console(gate, ledger, self._executor, about, listeners)
 
     def stop_events(self) -> None:
         """Let every event stream end."""
         for events in list(self._events):
             events.end()
         self.console.stop_live()
+        self.wire.stop()
 
     def close(self) -> None:
         """End the threads."""
@@ -135,12 +145,12 @@ class Api:
         identity, correlation_id, client = (header(request, name) for name in names)
         if any(len(text.encode()) > MAX_ID for text in (identity, correlation_id, client)):
             raise RefusedError("bad_request", f"an id has at most {MAX_ID} bytes")
-        ttl = number(header(request, "wirelake-ttl") or "0", "Wirelake-Ttl", most=2**31 - 1)
+        ttl = number(header(request, "wirelake-ttl") or "0", "Wirelake-Ttl", most=LARGEST["ttl"])
         priority = header(request, "wirelake-priority") or "0"
         message = Message(
             address=address,
             payload=await body(request, self._node.limits.message),
-            priority=number(priority, "Wirelake-Priority", most=1),
+            priority=number(priority, "Wirelake-Priority", most=LARGEST["priority"]),
             ttl=ttl,
             headers=headers,
             id=identity,
@@ -331,11 +341,15 @@ class Resource(Route):
         return await endpoint(request)
 
 
-def application(api: Api, *, local: bool) -> ASGIApp:
-    """The application; `local`: only this machine can reach it."""
+def application(api: Api, *, local: bool, origins: Sequence[str] = ()) -> ASGIApp:
+    """The application; `local`: only this machine can reach it.
+
+    Pages of these `origins` may open WebSockets, beside our own.
+    """
+    wire = WebSocketRoute("/wire/{name}", api.wire.serve)
     app = Starlette(
-        routes=routes(api),
-        middleware=[Middleware(Doorman, local=local, logins=api.console.logins)],
+        routes=[*routes(api), wire],
+        middleware=[Middleware(Doorman, local=local, logins=api.console.logins, origins=origins)],
         exception_handlers={
             RefusedError: on_refused,
             EngineError: on_refused,

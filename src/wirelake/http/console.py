@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -20,8 +20,9 @@ from wirelake.broker import inventory
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
 from wirelake.broker.trace import SECONDS, Trace
-from wirelake.console import MISSING, load
-from wirelake.dialects import DIALECTS
+from wirelake.config import Listener
+from wirelake.console import MISSING, is_fixed, load
+from wirelake.dialects import AUTO, DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
     Stream,
@@ -71,17 +72,27 @@ MOST_SHOWN = 200
 #: The body of a login, in bytes.
 MAX_LOGIN = 4096
 
+#: What a search in the log is told.
+_SEARCH = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
 _KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Console:
     """What a browser needs beside the interface that everybody uses."""
 
-    def __init__(self, gate: Gate, ledger: Ledger, executor: Executor, about: str) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        ledger: Ledger,
+        executor: Executor,
+        about: str,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
         self._gate = gate
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
         self._files = load()
+        self._listeners = listeners
         self._executor = executor
         self._figures = Figures(gate, ledger, executor)
         self._live: set[Live] = set()
@@ -113,9 +124,14 @@ class Console:
 
     def _file(self, request: Request, name: str) -> Response:
         file = self._files[name]
-        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        kept = "public, max-age=31536000, immutable" if is_fixed(name) else "no-cache"
+        headers = {"ETag": file.etag, "Cache-Control": kept, "Vary": "Accept-Encoding"}
         if request.headers.get("if-none-match") == file.etag:
             return Response(status_code=304, headers=headers)
+        if takes_gzip(request):
+            return Response(
+                file.small, 200, headers | {"Content-Encoding": "gzip"}, file.media_type
+            )
         return Response(file.content, 200, headers, file.media_type)
 
     # Logins
@@ -159,33 +175,51 @@ class Console:
             "csrf": csrf,
             "version": __version__,
             "dialects": list(DIALECTS),
+            "about": {
+                name: {"family": one.family, "colour": one.colour, "port": self._port(one.family)}
+                for name, one in DIALECTS.items()
+            },
+            "listeners": [] if rights.is_empty else list(self._node.listeners),
             "log": self._node.capture.active,
             "sql": rights.admin and self._node.capture.active and is_there(),
         }
+
+    def _port(self, family: str) -> int:
+        """Where a family can be spoken without TLS; 0: nowhere."""
+        for wanted in (family, AUTO):
+            for listener in self._listeners:
+                if listener.family == wanted and not listener.tls and not listener.path:
+                    return listener.port
+        return 0
 
     # Live
 
     async def live(self, request: Request) -> Response:
         """Figures once a second, and a tail of some filters."""
-        found = query(request, "part", "filter", "rate")
+        found = query(request, "part", "filter", "watch", "rate")
         rights = rights_of(request, self._node)
         known = self._figures.parts()
         wanted = list(dict.fromkeys(found.get("part", [])))
         for name in wanted:
             if name not in known:
                 raise RefusedError("bad_request", f"there is no part {name}")
-        filters = list(dict.fromkeys(check_filter(one) for one in found.get("filter", [])))
-        if len(filters) > MOST_FILTERS:
+        filters, watched = (
+            list(dict.fromkeys(check_filter(one) for one in found.get(name, [])))
+            for name in ("filter", "watch")
+        )
+        if len(filters) + len(watched) > MOST_FILTERS:
             raise RefusedError("too_large", f"a tail has at most {MOST_FILTERS} filters")
         if rights.is_empty:
             raise RefusedError("unauthorized", "no rights at all")
         for filter in filters:
             require(rights, "subscribe", filter)
+        for filter in watched:
+            require(rights, "store", filter)
         rate = number(one(found, "rate", "200"), "rate", least=1, most=MOST_RATE)
         if len(self._live) >= MOST_LIVE:
             raise RefusedError("busy", f"{MOST_LIVE} pages are open already")
         parts = {name: known[name] for name in wanted}
-        live = Live(self._gate, rights, peer(request), parts, filters, rate)
+        live = Live(self._gate, rights, peer(request), parts, filters, watched, rate)
         await live.open()
         self._live.add(live)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -268,36 +302,29 @@ class Console:
 
     async def rows(self, request: Request) -> Response:
         """Rows of the log as JSON, the newest first; or as a file, the oldest first."""
-        known = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
-        found = query(request, *known, "before", "limit", "format")
-        rights = rights_of(request, self._node)
-        if not (rights.admin or rights.subscribe):
-            raise RefusedError("unauthorized", "no right to read the log")
+        found = query(request, *_SEARCH, "before", "offset", "limit", "format")
+        rights = self._reader(request)
         form = one(found, "format", "json")
         if form not in ("json", "jsonl", "csv"):
             raise RefusedError("bad_request", "format is json, jsonl or csv")
-        name, _, value = one(found, "header").partition("=")
-        wanted = Wanted(
-            tuple(found.get("op", ())),
-            tuple(found.get("dialect", ())),
-            one(found, "text"),
-            one(found, "id"),
-            (name, value),
-        )
         most = MOST_ROWS if form == "json" else MOST_EXPORTED
         limit = number(one(found, "limit", "100"), "limit", least=1, most=most)
-        start, stop = (
-            parse_time(one(found, key), key) if one(found, key) else 0
-            for key in ("time_from", "time_to")
-        )
+        start, stop = _times(found)
+        before, only = _cursor(one(found, "before"), "before"), None
+        if place := _cursor(one(found, "offset"), "offset"):
+            if len(place) > 1:
+                raise RefusedError("bad_request", "offset is PARTITION:OFFSET")
+            ((only, offset),) = place.items()
+            before = before or {only: offset + 1}
         work = partial(
             search,
             self._node.engine,
             select(rights, found.get("filter", ()), ()),
-            wanted,
+            _wanted(found),
             start=start,
             stop=stop,
-            before=_cursor(one(found, "before")),
+            before=before,
+            only=only,
             limit=limit,
             budget=BUDGET if form == "json" else EXPORT_BUDGET,
         )
@@ -319,18 +346,24 @@ class Console:
 
     async def histogram(self, request: Request) -> Response:
         """How many rows the log has of which time."""
-        found = query(request, "time_from", "time_to", "buckets")
-        rights = rights_of(request, self._node)
-        if not (rights.admin or rights.subscribe):
-            raise RefusedError("unauthorized", "no right to read the log")
-        start, stop = (
-            parse_time(one(found, key), key) if one(found, key) else 0
-            for key in ("time_from", "time_to")
-        )
+        found = query(request, *_SEARCH, "buckets")
+        rights = self._reader(request)
+        start, stop = _times(found)
         if stop and stop < start:
             raise RefusedError("bad_request", "time_to is before time_from")
         buckets = number(one(found, "buckets", "60"), "buckets", least=1, most=MOST_BUCKETS)
-        return answer(await self._run(partial(histogram, self._node.engine, start, stop, buckets)))
+        selection = select(rights, found.get("filter", ()), ())
+        work = partial(
+            histogram, self._node.engine, selection, _wanted(found), start, stop, buckets
+        )
+        return answer(await self._run(work))
+
+    def _reader(self, request: Request) -> Rights:
+        """The rights of somebody who may read some of the log."""
+        rights = rights_of(request, self._node)
+        if not (rights.admin or rights.subscribe):
+            raise RefusedError("unauthorized", "no right to read the log")
+        return rights
 
     async def _run(self, work: Callable[[], T]) -> T:
         """Do something that takes a while on a thread of HTTP."""
@@ -381,7 +414,7 @@ class Console:
             ttl=given.ttl,
             headers={key: value for key, value in given.headers.items() if key[:1] != "$"},
         )
-        told = await self._run(partial(translations, message))
+        told = await self._run(partial(translations, message, client=given.client))
         return answer({"translations": told})
 
     async def audience(self, request: Request) -> Response:
@@ -445,6 +478,15 @@ class Console:
         return Response(status_code=204)
 
 
+def takes_gzip(request: Request) -> bool:
+    """Does whoever asks read gzip?"""
+    for coding in request.headers.get("accept-encoding", "").split(","):
+        name, _, quality = coding.partition(";")
+        if name.strip().lower() == "gzip":
+            return quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    return False
+
+
 class _Statement(msgspec.Struct):
     """A statement, and over how many hours of the log."""
 
@@ -464,15 +506,37 @@ class _Given(msgspec.Struct):
     priority: Annotated[int, msgspec.Meta(ge=0, le=127)] = 0
     ttl: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
     headers: dict[str, str] = {}
+    client: bool = False
 
 
-def _cursor(text: str) -> dict[int, int]:
+def _wanted(found: dict[str, list[str]]) -> Wanted:
+    """Which rows a search is for, beside their addresses and times."""
+    name, _, value = one(found, "header").partition("=")
+    return Wanted(
+        tuple(found.get("op", ())),
+        tuple(found.get("dialect", ())),
+        one(found, "text"),
+        one(found, "id"),
+        (name, value),
+    )
+
+
+def _times(found: dict[str, list[str]]) -> tuple[int, int]:
+    """The time that a search is for, in µs; 0 for an open end."""
+    start, stop = (
+        parse_time(one(found, key), key) if one(found, key) else 0
+        for key in ("time_from", "time_to")
+    )
+    return start, stop
+
+
+def _cursor(text: str, name: str) -> dict[int, int]:
     """Offsets by partition, as an answer with `more` has them: `0:17,1:4`."""
     try:
         pairs = (pair.split(":") for pair in text.split(",")) if text else ()
         return {int(partition): int(offset) for partition, offset in pairs}
     except ValueError:
-        raise RefusedError("bad_request", "before is PARTITION:OFFSET,…") from None
+        raise RefusedError("bad_request", f"{name} is PARTITION:OFFSET,…") from None
 
 
 def explain(rights: Rights, kind: str, address: str) -> tuple[bool, str]:

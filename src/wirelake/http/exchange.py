@@ -11,7 +11,7 @@ import asyncio
 import base64
 import ipaddress
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
@@ -25,10 +25,11 @@ from starlette.types import Message as ASGIMessage
 
 from wirelake.address import MAX_NUMBER, check_number
 from wirelake.broker.rights import Rights
-from wirelake.engine.base import Position
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.logins import LoginError, Logins, has_cookie
+from wirelake.journal.contract import Position
 from wirelake.message import Message
+from wirelake.wire.parameters import headers_of
 
 if TYPE_CHECKING:
     from wirelake.broker.node import Node
@@ -279,9 +280,12 @@ class Doorman:
     broker: by a request from a foreign origin, or by a name that leads to the loopback address.
     """
 
-    def __init__(self, app: ASGIApp, *, local: bool, logins: Logins) -> None:
+    def __init__(
+        self, app: ASGIApp, *, local: bool, logins: Logins, origins: Sequence[str] = ()
+    ) -> None:
         self._app = app
         self._local = local
+        self._origins = origins
         self._logins = logins
         self._memory = Memory(BODIES)
 
@@ -301,6 +305,14 @@ class Doorman:
             if scope.get("is_full"):
                 text = "too many requests are under way (http_connections)"
                 await refused("busy", text)(scope, receive, send)
+                return
+        elif scope["type"] == "websocket":
+            headers = dict(scope["headers"])
+            host = headers.get(b"host", b"").decode("latin-1")
+            origin = headers.get(b"origin", b"").decode("latin-1")
+            is_foreign = origin and origin not in self._origins and not _is_same(origin, host)
+            if is_foreign or (self._local and not _is_local(host)):
+                await send({"type": "websocket.close"})  # before it is accepted: 403
                 return
         try:
             await self._app(scope, receive, send)
@@ -469,8 +481,8 @@ def as_json(message: Message, **more: object) -> dict[str, Any]:
     for name in ("id", "correlation_id", "source", "priority", "ttl", "timestamp"):
         if value := getattr(message, name):
             shown[name] = value
-    if message.headers:
-        shown["headers"] = dict(message.headers)
+    if headers := headers_of(message):
+        shown["headers"] = dict(headers)
     return {**shown, **value_as_json(message.payload, "payload")}
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -21,13 +23,13 @@ import pyarrow.compute as pc
 from wirelake.broker import inventory
 from wirelake.broker.rights import Rights
 from wirelake.broker.traffic import FIGURES, figures
-from wirelake.engine.arrow_stream import decode
-from wirelake.engine.sqlite import BOUNDS, SqliteEngine
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.exchange import require_admin
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
 from wirelake.http.log import find_time
+from wirelake.journal.arrow_stream import decode
+from wirelake.journal.engine import BOUNDS
 
 T = TypeVar("T")
 
@@ -96,7 +98,17 @@ class Figures:
         """Health, rates, what is wrong; for those without admin health alone."""
         if not rights.admin:
             return await self._shared.get("health", lambda: self._gate.ask(self._health))
-        return await self._shared.get("overview", lambda: self._gate.ask(self._overview))
+        return await self._shared.get("overview", self._whole)
+
+    async def _whole(self) -> dict[str, Any]:
+        told = await self._gate.ask(self._overview)
+        if (folder := self._node.engine.folder) is not None:
+            # On a thread of HTTP: a disk may take long to say.
+            loop = asyncio.get_running_loop()
+            with suppress(OSError):
+                usage = await loop.run_in_executor(self._executor, shutil.disk_usage, folder)
+                told |= {"free": usage.free, "disk_size": usage.total}
+        return told
 
     def _health(self) -> dict[str, Any]:
         engine = self._node.engine
@@ -278,10 +290,8 @@ class Figures:
 
         def ask() -> dict[str, Any]:
             node = self._node
-            commits = None
-            if isinstance(node.engine, SqliteEngine):
-                done = node.engine.statistics
-                commits = {"bounds": BOUNDS, "classes": list(done.classes), "seconds": done.seconds}
+            done = node.engine.statistics
+            commits = {"bounds": BOUNDS, "classes": list(done.classes), "seconds": done.seconds}
             return {
                 "events": list(node.vitals.events),
                 "errors": list(node.traffic.faults),
@@ -289,7 +299,7 @@ class Figures:
                 "latencies": {
                     "delivery": node.traffic.deliveries.state(),
                     "request": node.traffic.requests.state(),
-                    **({"commit": commits} if commits else {}),
+                    "commit": commits,
                 },
             }
 

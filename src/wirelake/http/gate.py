@@ -64,7 +64,10 @@ class Gate:
             if done.exception() is not None:
                 told.set_exception(done.exception())
             else:
-                self.node.engine.after(lambda: told.set_result(done.result()))
+                self.node.engine.after(
+                    lambda: told.set_result(done.result()),
+                    failed=lambda: told.set_exception(_unknown()),
+                )
 
         self._post(call)
         return await self._until_durable(asyncio.wrap_future(told))
@@ -83,11 +86,20 @@ class Gate:
         with contextlib.suppress(RefusedError):
             self._post(action)
 
-    async def durable(self) -> None:
-        """On the broker's loop: wait until all that was written so far is durable."""
+    async def durable(self, failures: int) -> None:
+        """On the broker's loop: wait until all that was written so far is durable.
+
+        `failures`: the engine's, before the first of it was written. Raises RefusedError (`busy`)
+        where some of it may not have been kept.
+        """
         told: asyncio.Future[None] = self._loop.create_future()
-        self.node.engine.after(lambda: None if told.done() else told.set_result(None))
+        self.node.engine.after(
+            lambda: None if told.done() else told.set_result(None),
+            failed=lambda: None if told.done() else told.set_exception(_unknown()),
+        )
         await told
+        if self.node.engine.failures != failures:
+            raise _unknown()
 
     async def _until_durable(self, told: asyncio.Future[T]) -> T:
         try:
@@ -102,6 +114,10 @@ class Gate:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:  # its loop is closed
             raise RefusedError("closed", "the broker has stopped") from None
+
+
+def _unknown() -> RefusedError:
+    return RefusedError("busy", "this may have been kept or not: try again")
 
 
 def _settle(told: Future[T], question: Callable[[], T]) -> None:

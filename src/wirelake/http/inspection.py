@@ -13,8 +13,9 @@ from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import Feed, encoder
 from wirelake.errors import ProtocolError
 from wirelake.http.payloads import shown
-from wirelake.message import Flag, Limits, Message, Op
+from wirelake.message import LARGEST, Flag, Limits, Message, Op
 from wirelake.wire import FrameTable
+from wirelake.wire.parameters import headers_of
 
 #: Bytes that are looked at, and messages in them that are told.
 MOST_BYTES = 1 << 20
@@ -32,7 +33,6 @@ _PLACES = {
     "headers": "headers",
     "payload": "payload",
 }
-_NUMBERS = ("content_type", "priority", "ttl")
 #: What is compared to tell what a translation loses.
 _COMPARED = ("address", "payload", "id", "correlation_id", "source", "priority", "ttl", "headers")
 
@@ -50,6 +50,11 @@ def inspect(data: bytes, dialect: str = "") -> dict[str, Any]:
                 found.append(_described(table, row, feed.base))
     except ProtocolError as fault:
         error = {"offset": fault.offset, "reason": fault.reason, "dialect": fault.dialect}
+    except Exception as fault:
+        if not feed.dialect or not DIALECTS[feed.dialect].is_foreign:
+            raise
+        reason = f"the dialect's own code failed: {type(fault).__name__}: {fault}"
+        error = {"offset": feed.base, "reason": reason, "dialect": feed.dialect}
     return {
         "dialect": feed.dialect or "",
         "messages": found,
@@ -69,18 +74,19 @@ def _described(table: FrameTable, row: int, base: int) -> dict[str, Any]:
     message = table.message(row)
     fields: list[dict[str, Any]] = []
     for name, (at, length) in places.items():
-        if not length:
+        if not length and not (name == "headers" and message.headers):
             continue
         value: Any = getattr(message, name)
         if name == "payload":
             value = shown(value[:LONGEST])
         elif name == "headers":
-            value = dict(value)
-        place = {"at": base + at, "length": length} if at >= 0 else {}
+            value = dict(headers_of(message))
+        # Headers that were read just now have no place of their own.
+        place = {"at": base + at, "length": length} if length and at >= 0 else {}
         fields.append({"name": name, "value": value, **place})
     fields += [
         {"name": name, "value": getattr(message, name)}
-        for name in _NUMBERS
+        for name in LARGEST
         if getattr(message, name)
     ]
     if message.flags:
@@ -89,9 +95,12 @@ def _described(table: FrameTable, row: int, base: int) -> dict[str, Any]:
     return {**frame, "op": message.op.label, "fields": fields, "dialect": message.dialect}
 
 
-def translations(message: Message) -> list[dict[str, Any]]:
-    """A message as a broker would deliver it in every dialect, and what each of them loses."""
-    return [_translated(message, dialect) for dialect in DIALECTS]
+def translations(message: Message, *, client: bool = False) -> list[dict[str, Any]]:
+    """A message in every dialect, and what each of them loses.
+
+    It is written as a broker delivers it, or as a `client` publishes it.
+    """
+    return [_tried(message, dialect, client=client) for dialect in DIALECTS]
 
 
 def traced(noted: dict[str, Any]) -> dict[str, Any]:
@@ -120,11 +129,21 @@ def _lost(message: Message, read: Message) -> list[str]:
     ]
 
 
-def _translated(message: Message, dialect: str) -> dict[str, Any]:
+def _tried(message: Message, dialect: str, *, client: bool) -> dict[str, Any]:
+    """A message in a dialect, whose code may be somebody else's and fail."""
+    try:
+        return _translated(message, dialect, client=client)
+    except Exception as error:
+        if not DIALECTS[dialect].is_foreign:
+            raise
+        return {"dialect": dialect, "refused": f"{type(error).__name__}: {error}"}
+
+
+def _translated(message: Message, dialect: str, *, client: bool) -> dict[str, Any]:
     told: dict[str, Any] = {"dialect": dialect}
     table = FrameTable(1)
     table.fill([msgspec.structs.replace(message, op=Op.PUBLISH)], message.dialect)
-    writer = encoder(dialect, client=False)
+    writer = encoder(dialect, client=client)
     writer.origin = message.source.encode()
     frames = bytes(writer.encode(table))
     if not frames:

@@ -14,7 +14,6 @@ from wirelake.address import check_filter, check_topic
 from wirelake.broker.local import LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
-from wirelake.engine.base import Entry
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import (
     MOST,
@@ -33,7 +32,8 @@ from wirelake.http.exchange import (
     value_as_json,
 )
 from wirelake.http.gate import Gate
-from wirelake.message import Message
+from wirelake.journal.engine import Entry
+from wirelake.message import LARGEST, Message
 
 _ETAG = re.compile(r'"([0-9]{1,18})"')
 
@@ -95,7 +95,7 @@ class Keys:
 
     async def write(self, request: Request) -> Response:
         """Create a key or give it a new value."""
-        ttl = number(one(query(request, "ttl"), "ttl", "0"), "ttl", most=2**31 - 1)
+        ttl = number(one(query(request, "ttl"), "ttl", "0"), "ttl", most=LARGEST["ttl"])
         rights = rights_of(request, self._node)
         key = check_topic(path_part(request, "key"))
         expected, only_new = _revision(request), header(request, "if-none-match")

@@ -16,8 +16,8 @@ import time
 import msgspec
 
 from wirelake.address import check_address
-from wirelake.engine.base import Engine, Entry
 from wirelake.errors import RefusedError
+from wirelake.journal.engine import Engine, Entry
 
 PRODUCER = "$producer/"
 PROGRESS = "$progress/"
@@ -53,7 +53,23 @@ class Ledger:
         self._revisions: dict[str, int] = {}
         self.producers: dict[str, Producer] = {}
         self.queries: dict[str, Progress] = {}
-        for entry in engine.entries():
+        self._load(None)
+        engine.listeners.append(self._partition_changed)
+
+    def _partition_changed(self, partition: int, is_here: bool) -> None:
+        """A partition was taken up, or lost: what it keeps of ours comes and goes with it."""
+        if is_here:
+            self._load(partition)
+            return
+        for key in [key for key in self._revisions if self._engine.home(key) == partition]:
+            del self._revisions[key]
+            self.producers.pop(key.removeprefix(PRODUCER), None)
+            self.queries.pop(key.removeprefix(PROGRESS), None)
+
+    def _load(self, partition: int | None) -> None:
+        """Take up what was kept, in one partition or in all."""
+        engine = self._engine
+        for _, entry in engine.entries(partition):
             if not entry.key.startswith((PRODUCER, PROGRESS)):
                 continue
             self._revisions[entry.key] = entry.revision

@@ -1,7 +1,8 @@
 """What a page of the console is told as it happens: one stream of server-sent events a page.
 
 A stream has figures, once a second, of the parts that its page asks for, and perhaps a tail: the
-messages that are published to some filters. The broker sees one session; it ends with its rights.
+messages that are published to some filters, and the changes of keys that are watched. The broker
+sees one session; it ends with its rights.
 
 A tail never makes anybody wait. The broker writes to it like to any subscriber, but what is written
 while `ROOM` bytes wait is thrown away and counted, and of what is taken only so many messages a
@@ -15,17 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from wirelake.broker.local import FORM, LocalLink, LocalSession
+from wirelake.broker.local import FORM, LocalLink
 from wirelake.dialects.codec import scanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.http.exchange import as_json, require
 from wirelake.http.gate import Gate
 from wirelake.http.payloads import shown as as_payload
+from wirelake.http.publishing import Note, Onlooker
+from wirelake.message import Op
 from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
@@ -52,21 +54,12 @@ _encode = msgspec.json.Encoder().encode
 Part = Callable[["Rights"], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Frames that were written at once, and who published them when."""
-
-    frames: bytes
-    dialect: str
-    source: str
-    peer: str
-    time: int
+#: Frames that were written at once, and what is known of them.
+_Chunk = tuple[bytes, Note]
 
 
-class _Tail(LocalSession):
+class _Tail(Onlooker):
     """A subscriber that never fills: what there is no room for is skipped, and counted in bytes."""
-
-    observes = True
 
     def __init__(self, node: Node, link: LocalLink, rights: Rights, now: float) -> None:
         super().__init__(node, link, rights, now)
@@ -85,12 +78,9 @@ class _Tail(LocalSession):
         with self._lock:
             if self._waiting + len(data) > ROOM:
                 self._skipped += len(data)
+                self.observe([])
                 return
-            dialect = sender.dialect if sender is not None else ""
-            peer = sender.link.peer if sender is not None else ""
-            source = sender.client_id if sender is not None else ""
-            moment = self.node.vitals.timestamp(self.node.vitals.now)
-            self._chunks.append(_Chunk(bytes(data), dialect, source, peer, moment))
+            self._chunks.append((bytes(data), self.note(sender)))
             self._waiting += len(data)
 
     def take(self) -> tuple[list[_Chunk], int]:
@@ -112,6 +102,7 @@ class Live:
         peer: str,
         parts: dict[str, Part],
         filters: list[str],
+        watched: list[str],
         rate: int,
     ) -> None:
         self._gate = gate
@@ -119,6 +110,7 @@ class Live:
         self._rights = rights
         self._parts = parts
         self._filters = filters
+        self._watched = watched
         self._rate = rate
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
@@ -143,6 +135,8 @@ class Live:
                     text = f"{filter} is a queue: the page Queues shows what is in it"
                     raise RefusedError("conflict", text)
                 self._node.topics.subscribe(self._session, filter, now)
+            for filter in self._watched:
+                self._node.store.watch(self._session, filter, None)
         except RefusedError:
             self._session.lost("refused")
             raise
@@ -168,14 +162,15 @@ class Live:
         """The events, until either side ends it."""
         assert self._session is not None
         next_figures = self._loop.time()
+        is_tail = bool(self._filters or self._watched)
         while self._link.is_open:
             now = self._loop.time()
             if now >= next_figures:
                 next_figures = max(next_figures + FIGURES, now)
                 yield await self._figures()
-            if self._filters and (shown := self._messages(self._session)):
+            if is_tail and (shown := self._messages(self._session)):
                 yield shown
-            wait = TURN if self._filters else next_figures - self._loop.time()
+            wait = TURN if is_tail else next_figures - self._loop.time()
             try:
                 await asyncio.wait_for(self._changed.wait(), max(0.01, wait))
             except TimeoutError:
@@ -216,16 +211,19 @@ class Live:
     def _rows(self, chunk: _Chunk, most: int) -> tuple[list[dict[str, Any]], int]:
         """The last messages of a chunk, at most so many, and how many there are in all."""
         reader = scanner(FORM, self._node.limits)
-        table, frames = self._table, memoryview(chunk.frames)
+        data, note = chunk
+        table, frames = self._table, memoryview(data)
         rows: list[dict[str, Any]] = []
         at = count = 0
         try:
             while at < len(frames):
                 used = reader.scan(frames[at:], table)
                 at += used
-                count += table.count
                 first = max(0, table.count - most)
-                rows += [self._shown(table, row, chunk) for row in range(first, table.count)]
+                rows += [
+                    self._shown(table, row, note, count + row) for row in range(first, table.count)
+                ]
+                count += table.count
                 rows = rows[len(rows) - min(most, len(rows)) :]
                 if not used:
                     break
@@ -235,16 +233,17 @@ class Live:
             table.release()
         return rows, count
 
-    def _shown(self, table: FrameTable, row: int, chunk: _Chunk) -> dict[str, Any]:
+    def _shown(self, table: FrameTable, row: int, note: Note, number: int) -> dict[str, Any]:
         message = table.message(row)
         size = len(message.payload)
         if size > LONGEST:
             message = msgspec.structs.replace(message, payload=message.payload[:LONGEST])
-        shown = as_json(message, dialect=chunk.dialect, peer=chunk.peer, time=chunk.time, size=size)
+        shown = as_json(message, dialect=note.dialect, peer=note.peer, size=size)
+        shown |= note.of(number)
+        if message.op in (Op.SET, Op.DEL):
+            shown["op"] = message.op.label  # a key that is watched
         if "base64" in shown:
             shown |= as_payload(message.payload)
         if size > LONGEST:
             shown["cut"] = True
-        if chunk.source:
-            shown["source"] = chunk.source
         return shown

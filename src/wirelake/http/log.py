@@ -32,9 +32,10 @@ import pyarrow.compute as pc
 
 from wirelake.address import check_filter, check_number, filter_expression
 from wirelake.broker.rights import Rights
-from wirelake.engine.arrow_stream import END, PREAMBLE, STORED, decode
-from wirelake.engine.base import Engine, LogBatch, Position
 from wirelake.errors import EngineError, RefusedError
+from wirelake.journal.arrow_stream import END, PREAMBLE, STORED, decode
+from wirelake.journal.contract import Batch, Position
+from wirelake.journal.engine import Engine
 
 #: What is read in one turn of a thread, and sent at once at most: larger pieces are cut, and only
 #: small ones are put together, as that is a copy.
@@ -204,7 +205,7 @@ def _pieces(
 
 def _in_order(
     engine: Engine, partition: int, start: int, stop: int, selection: Selection
-) -> Iterator[LogBatch]:
+) -> Iterator[Batch]:
     """The stored batches that may have selected addresses; what was deleted is an error."""
     at = start
     may_match = _address_test(selection)

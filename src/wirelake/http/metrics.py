@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,9 +23,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from wirelake.broker.node import Node
-from wirelake.engine.base import Position
-from wirelake.engine.sqlite import BOUNDS, SqliteEngine
 from wirelake.http.ledger import Ledger
+from wirelake.journal.contract import Position
+from wirelake.journal.engine import BOUNDS
 
 #: Queues whose figures are given one by one, those with the most messages.
 MOST_QUEUES = 1000
@@ -40,6 +41,7 @@ _COUNTERS = {
     "connections": "Connections that were ever made, HTTP requests that publish among them.",
     "disconnects": "Connections that have ended.",
     "protocol_errors": "Connections that broke the grammar of their dialect.",
+    "dialect_failures": "Connections that ended because the code of a plug-in failed.",
     "torn_frames": "Connections that ended inside a frame.",
     "slow_consumers": "Clients that were disconnected because they did not read.",
     "disk_waits": "Times that publishers had to wait for the disk.",
@@ -69,23 +71,23 @@ class Snapshot:
     trouble: bool
     positions: list[Position]
     lags: dict[str, dict[int, int]]
-    commits: dict[str, Any] | None
+    commits: dict[str, Any]
+    latencies: dict[str, dict[str, Any]]
 
 
 def snapshot(node: Node, ledger: Ledger) -> Snapshot:
     """Take the figures; on the broker's thread."""
     now = time.monotonic()
     queues = sorted(node.queues.all(), key=len, reverse=True)[:MOST_QUEUES]
-    commits = None
-    if isinstance(node.engine, SqliteEngine):
-        done = node.engine.statistics
-        commits = {
-            "classes": list(done.classes),
-            "seconds": done.seconds,
-            "bytes": done.bytes,
-            "rows": done.rows,
-            "failures": done.failures,
-        }
+    done = node.engine.statistics
+    commits = {
+        "classes": list(done.classes),
+        "seconds": done.seconds,
+        "bytes": done.bytes,
+        "records": done.records,
+        "in_place": done.in_place,
+        "failures": node.engine.journal.failures,
+    }
     return Snapshot(
         counters=Counter(node.vitals.counters),
         sessions=Counter(session.dialect for session in node.sessions),
@@ -97,6 +99,10 @@ def snapshot(node: Node, ledger: Ledger) -> Snapshot:
         positions=node.engine.positions(),
         lags=ledger.lags(),
         commits=commits,
+        latencies={
+            "delivery": node.traffic.deliveries.state(),
+            "request": node.traffic.requests.state(),
+        },
     )
 
 
@@ -118,6 +124,7 @@ class _Figures(Collector):
         yield from self._queues()
         yield from self._log()
         yield from self._commits()
+        yield from self._latencies()
 
     def _counters(self) -> Iterator[Metric]:
         for name, text in _COUNTERS.items():
@@ -178,25 +185,38 @@ class _Figures(Collector):
 
     def _commits(self) -> Iterator[Metric]:
         commits = self._taken.commits
-        if commits is None:
-            return
-        buckets = []
-        total = 0
-        for bound, count in zip([*map(str, BOUNDS), "+Inf"], commits["classes"], strict=True):
-            total += count
-            buckets.append((bound, total))
-        yield HistogramMetricFamily(
-            "wirelake_commit_seconds",
+        yield _histogram(
+            "commit_seconds",
             "How long commits took.",
-            buckets=buckets,
-            sum_value=commits["seconds"],
+            BOUNDS,
+            commits["classes"],
+            commits["seconds"],
         )
         for name, text in {
             "bytes": "Bytes that were committed.",
-            "rows": "Rows of queues and of the data store that were committed.",
+            "records": "Records that were committed: batches of rows, changes of queues and keys.",
+            "in_place": "Commits that were made on the event loop's thread.",
             "failures": "Commits that failed and were tried again.",
         }.items():
             yield CounterMetricFamily(f"wirelake_commit_{name}", text, value=commits[name])
+
+    def _latencies(self) -> Iterator[Metric]:
+        for name, text in {
+            "delivery": "From the read of a socket to the write of what came of it.",
+            "request": "From a request to its reply.",
+        }.items():
+            state = self._taken.latencies[name]
+            bounds, classes = state["bounds"], state["classes"]
+            yield _histogram(f"{name}_seconds", text, bounds, classes, state["seconds"])
+
+
+def _histogram(
+    name: str, text: str, bounds: Sequence[float], classes: Sequence[int], seconds: float
+) -> Metric:
+    """How often something took how long; `classes` has one more for what is above all bounds."""
+    sums = accumulate(classes)
+    buckets = list(zip([*map(str, bounds), "+Inf"], sums, strict=True))
+    return HistogramMetricFamily(f"wirelake_{name}", text, buckets=buckets, sum_value=seconds)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

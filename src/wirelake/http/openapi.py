@@ -59,6 +59,8 @@ _SCHEMAS: Json = {
             "timestamp": _COUNT,
             "time": _COUNT,
             "dialect": _TEXT,
+            "partition": _COUNT,
+            "offset": _COUNT,
             "headers": {"type": "object", "additionalProperties": _TEXT},
             "sequence": _COUNT,
             "attempts": _COUNT,
@@ -173,6 +175,15 @@ _FILTERS = _list(_FILTER)
 _KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 _RAW: Json = {"type": "string", "format": "binary"}
 
+_SEARCH = (
+    _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
+    _in_query("op", _list(_TEXT), "Only these ops."),
+    _in_query("dialect", _list(_TEXT), "Only what came in these dialects."),
+    _in_query("text", _TEXT, "Only rows that have this in an address, id or payload."),
+    _in_query("id", _TEXT, "Only rows with this id or correlation id."),
+    _in_query("header", _TEXT, "Only rows with this header: `NAME` or `NAME=VALUE`."),
+)
+
 _PATHS: dict[str, Json] = {
     "/": {"get": _operation("about", "The console.", {200: "text/html", 304: None})},
     "/console/{file}": {
@@ -237,6 +248,7 @@ _PATHS: dict[str, Json] = {
             {200: "text/event-stream"},
             _in_query("part", _list(_TEXT), "Which figures: `overview`, `queues` and others."),
             _in_query("filter", _FILTERS, "What is published there is shown, too."),
+            _in_query("watch", _FILTERS, "Changes of these keys are shown, too."),
             _in_query("rate", _COUNT, "Messages of the tail a second at most: 200."),
             errors=(409, 413),
         )
@@ -431,7 +443,8 @@ _PATHS: dict[str, Json] = {
             {200: "text/event-stream"},
             _in_query("filter", _FILTERS, "Which addresses; several may be given.", required=True),
             errors=(409,),
-            text="Each event is a Message.",
+            text="Each event is a Message with the `dialect` and the client id (`source`) of its "
+            "sender, the `time` in µs, and its `partition` and `offset` where it is captured.",
         )
     },
     "/v1/log": {
@@ -471,15 +484,11 @@ _PATHS: dict[str, Json] = {
             "log",
             "Rows of the log as JSON, the newest first.",
             {200: _object(rows=_list(_ref("Message")), more={"type": "boolean"})},
-            _in_query("filter", _FILTERS, "Only these addresses; several may be given."),
-            _in_query("op", _list(_TEXT), "Only these ops."),
-            _in_query("dialect", _list(_TEXT), "Only what came in these dialects."),
-            _in_query("text", _TEXT, "Only rows that have this in an address, id or payload."),
-            _in_query("id", _TEXT, "Only rows with this id or correlation id."),
-            _in_query("header", _TEXT, "Only rows with this header: `NAME` or `NAME=VALUE`."),
+            *_SEARCH,
             _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601."),
             _in_query("time_to", _TEXT, "Without what was received then or later."),
             _in_query("before", _TEXT, "To go on: the answer's `before`, as `0:17,1:4`."),
+            _in_query("offset", _TEXT, "From this row of one partition back: `3:4711`."),
             _in_query("limit", {"type": "integer", "minimum": 1, "maximum": 100000}, "100."),
             _in_query("format", {"enum": ["json", "jsonl", "csv"]}, "A file, oldest row first."),
             errors=(413,),
@@ -491,10 +500,18 @@ _PATHS: dict[str, Json] = {
         "get": _operation(
             "log",
             "How many rows were received when.",
-            {200: _object(start=_COUNT, stop=_COUNT, width=_COUNT, counts=_list(_COUNT))},
+            {
+                200: _object(
+                    start=_COUNT, stop=_COUNT, width=_COUNT, counts=_list(_COUNT), since=_COUNT
+                )
+            },
+            *_SEARCH,
             _in_query("time_from", _TEXT, "µs since 1970 or ISO 8601: the first row."),
             _in_query("time_to", _TEXT, "The end: the last row."),
             _in_query("buckets", {"type": "integer", "minimum": 1, "maximum": 240}, "60."),
+            errors=(413,),
+            text="Where not all rows are counted, they are read from the newest on for some "
+            "seconds; `since` is the time from which on all were.",
         )
     },
     "/v1/sql": {
@@ -526,6 +543,7 @@ _PATHS: dict[str, Json] = {
             {200: _object(translations=_list({"type": "object"}))},
             errors=(413, 504),
             body=_ref("Message"),
+            text='As the broker delivers it; with `"client": true`, as a client publishes it.',
         )
     },
     "/v1/audience": {

@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -31,12 +32,12 @@ from wirelake.broker.node import Node
 from wirelake.broker.queue import DELAY, MESSAGE_OVERHEAD
 from wirelake.broker.rights import Rights
 from wirelake.dialects.codec import Feed
-from wirelake.engine.arrow_stream import decode
 from wirelake.errors import RefusedError
 from wirelake.http.exchange import CutOffError, as_json, require
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
 from wirelake.http.rows import CHUNK, Rows
+from wirelake.journal.arrow_stream import decode
 from wirelake.message import Message
 from wirelake.wire import FrameTable
 from wirelake.wire.arrow import from_arrow
@@ -67,15 +68,16 @@ class Publisher:
         """Publish one message; done when it is durable."""
 
         async def work() -> None:
+            failures = self._node.engine.failures
             if message.source:
                 self._node.clients.check_request(rights, message.source, time.monotonic())
             with _Sender(self._node, rights, peer, message.source) as sender:
                 self._node.topics.check_publish(sender.session, message.address)
-                self._node.capture.check_disk()
+                self._node.capture.check_disk(message.address)
                 self._node.router.publish_message(sender.session, message, time.monotonic())
                 await sender.wait()
                 sender.check()
-                await self._gate.durable()
+                await self._gate.durable(failures)
 
         await self._gate.run(work())
 
@@ -129,6 +131,7 @@ class Publisher:
         self, rights: Rights, rows: Rows, peer: str, source: str, ids: str = ""
     ) -> None:
         """On the broker's loop: publish rows in turns."""
+        failures = self._node.engine.failures
         with _Sender(self._node, rights, peer, source) as sender:
             sender.check_all(rows)
             done = 0
@@ -140,7 +143,7 @@ class Publisher:
                 await asyncio.sleep(0)
                 await sender.wait()
             sender.check()
-            await self._gate.durable()
+            await self._gate.durable(failures)
 
     def _kept(self, producer: str, known: Producer) -> dict[str, int]:
         """How many rows of each topic the log has of the batch that a producer had begun."""
@@ -240,14 +243,53 @@ def _with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
     return batch.set_column(at, "id", pc.if_else(pc.equal(ids, ""), made, ids))
 
 
-class _Subscriber(LocalSession):
-    """A session that notes, for all that is written at once, who published it when."""
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Who published what was written at once, when, and where it is in the log."""
+
+    time: int
+    dialect: str
+    source: str
+    peer: str
+    places: list[tuple[int, int] | None]
+
+    def of(self, row: int) -> dict[str, object]:
+        """What is known of one message, beside what its frame says."""
+        told: dict[str, object] = {"time": self.time}
+        if self.dialect:
+            told["dialect"] = self.dialect
+        if self.source:
+            told["source"] = self.source
+        if row < len(self.places) and (place := self.places[row]) is not None:
+            told["partition"], told["offset"] = place
+        return told
+
+
+class Onlooker(LocalSession):
+    """A subscriber that is no client: it is told who published what, and where it is kept."""
 
     observes = True
+    _places: list[tuple[int, int] | None] = []  # noqa: RUF012 - of what is written next
+
+    def observe(self, places: list[tuple[int, int] | None]) -> None:
+        """Learn the partition and offset of each message that is written next."""
+        self._places = places
+
+    def note(self, sender: Endpoint | None) -> Note:
+        """What is known of what is being written."""
+        places, self._places = self._places, []
+        moment = self.node.vitals.timestamp(self.node.vitals.now)
+        if sender is None:
+            return Note(moment, "", "", "", places)
+        return Note(moment, sender.dialect, sender.client_id, sender.link.peer, places)
+
+
+class _Subscriber(Onlooker):
+    """A session that notes, for all that is written at once, who published it when."""
 
     def __init__(self, node: Node, link: LocalLink, rights: Rights, now: float) -> None:
         super().__init__(node, link, rights, now)
-        self._notes: deque[dict[str, object]] = deque()
+        self._notes: deque[Note] = deque()
 
     def write(
         self,
@@ -257,16 +299,11 @@ class _Subscriber(LocalSession):
     ) -> None:
         """Send frames."""
         if self.link.is_open:  # type: ignore[attr-defined]  # it is a LocalLink
-            note: dict[str, object] = {"time": self.node.vitals.timestamp(self.node.vitals.now)}
-            if sender is not None:
-                note["dialect"] = sender.dialect
-                if sender.client_id:
-                    note["source"] = sender.client_id
-            self._notes.append(note)
+            self._notes.append(self.note(sender))
         super().write(data, policy, sender)
 
-    def note(self) -> dict[str, object]:
-        """From another thread: who published what is taken next from the link."""
+    def next_note(self) -> Note:
+        """From another thread: what is known of what is taken next from the link."""
         return self._notes.popleft()
 
 
@@ -328,7 +365,7 @@ class Events:
         while True:
             self._changed.clear()
             while (frames := self._link.take()) is not None:
-                for events in _events(feed, frames, self._session.note()):
+                for events in _events(feed, frames, self._session.next_note()):
                     yield events
                 self._link.sent()
             if not self._link.is_open:
@@ -369,10 +406,10 @@ class Reader:
                 yield piece
 
 
-def _events(feed: Feed, frames: bytes | memoryview, note: dict[str, object]) -> Iterator[bytes]:
+def _events(feed: Feed, frames: bytes | memoryview, note: Note) -> Iterator[bytes]:
     """Frames as server-sent events with who published them when, not too many at once."""
-    for table in feed.receive(frames):
-        rows = table.messages()
-        while some := list(islice(rows, EVENTS_AT_ONCE)):
-            told = (as_json(message, **note) for message in some)
-            yield b"".join(b"data: " + _encode(one) + b"\n\n" for one in told)
+    rows = (message for table in feed.receive(frames) for message in table.messages())
+    numbered = enumerate(rows)
+    while some := list(islice(numbered, EVENTS_AT_ONCE)):
+        told = (as_json(message, **note.of(row)) for row, message in some)
+        yield b"".join(b"data: " + _encode(one) + b"\n\n" for one in told)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from wirelake.address import check_topic
 from wirelake.errors import RefusedError
-from wirelake.message import Limits
+from wirelake.message import LARGEST, MAX_ID, Limits
 from wirelake.wire.arrow import SCHEMA
 
 #: Rows that are published in one turn of the broker's event loop.
@@ -30,9 +30,7 @@ CHUNK = 2048
 
 _REQUIRED = ("address", "payload")
 _TEXTS = ("address", "payload", "id", "correlation_id")
-_NUMBERS = ("content_type", "priority", "ttl")
-_COLUMNS = (*_TEXTS, *_NUMBERS, "headers")
-_MAX_ID = 255
+_COLUMNS = (*_TEXTS, *LARGEST, "headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +139,9 @@ def _checked(batch: pa.RecordBatch, limits: Limits) -> pa.RecordBatch:
         if (at := batch.schema.get_field_index(name)) >= 0:
             columns[name] = _column(batch.column(at), name, limits)
     for name in ("id", "correlation_id"):
-        if name in columns and (pc.max(pc.binary_length(columns[name])).as_py() or 0) > _MAX_ID:
-            raise RefusedError("bad_request", f"the column {name} has more than {_MAX_ID} bytes")
-    for name, most in (("priority", 1), ("ttl", 2**31 - 1), ("content_type", 65535)):
+        if name in columns and (pc.max(pc.binary_length(columns[name])).as_py() or 0) > MAX_ID:
+            raise RefusedError("bad_request", f"the column {name} has more than {MAX_ID} bytes")
+    for name, most in LARGEST.items():
         if name in columns:
             bounds = pc.min_max(columns[name]).as_py()
             if bounds["min"] < 0 or bounds["max"] > most:

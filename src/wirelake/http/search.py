@@ -18,13 +18,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wirelake.engine.arrow_stream import decode
-from wirelake.engine.base import Engine, Position
 from wirelake.errors import EngineError
 from wirelake.http.log import Selection, between, find_time, matching
 from wirelake.http.payloads import shown
+from wirelake.journal.arrow_stream import decode
+from wirelake.journal.contract import Position
+from wirelake.journal.engine import Engine
 
-#: Offsets that are read at once, and how long a search takes (seconds).
+#: Offsets that are read at once, at first and then at most, and how long a search takes (seconds).
+FIRST_WINDOW = 256
 WINDOW = 8_192
 BUDGET = 2.0
 #: Rows of an answer, and of an export; an export may take longer.
@@ -50,6 +52,11 @@ class Wanted:
     text: str = ""
     id: str = ""
     header: tuple[str, str] = ("", "")
+
+    @property
+    def has_every_row(self) -> bool:
+        """Whether nothing is left out."""
+        return not (self.ops or self.dialects or self.text or self.id or self.header[0])
 
     def keep(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are wanted."""
@@ -90,6 +97,7 @@ class _Part:
     first: int
     low: int  # rows from here on have been read
     low_time: int
+    window: int = FIRST_WINDOW
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -106,11 +114,19 @@ def search(
     stop: int = 0,
     before: dict[int, int] | None = None,
     limit: int = 100,
+    only: int | None = None,
     budget: float = BUDGET,
 ) -> dict[str, Any]:
-    """The newest rows received in [start, stop) µs, 0 for open ends, or before these offsets."""
+    """The newest rows received in [start, stop) µs, 0 for open ends, or before these offsets.
+
+    With `only`, those of one partition.
+    """
     deadline = float("inf")
-    parts = [_part(engine, one, start, stop, before or {}) for one in engine.positions()]
+    parts = [
+        _part(engine, one, start, stop, before or {})
+        for one in engine.positions()
+        if only in (None, one.partition)
+    ]
     while True:
         left = [part for part in parts if not part.is_done]
         horizon = max((part.low_time for part in left), default=0)
@@ -118,9 +134,7 @@ def search(
         if not left or len(certain) >= limit or time.monotonic() > deadline:
             break
         _read_window(engine, max(left, key=lambda part: part.low_time), selection, wanted)
-        if deadline == float(
-            "inf"
-        ):  # the first window of a process makes pyarrow load what it needs
+        if deadline == float("inf"):  # the first window makes pyarrow load what it needs
             deadline = time.monotonic() + budget
     certain.sort(key=lambda row: (row["time"], row["partition"], row["offset"]), reverse=True)
     rows = certain[:limit]
@@ -147,21 +161,30 @@ def _part(
 
 def _read_window(engine: Engine, part: _Part, selection: Selection, wanted: Wanted) -> None:
     """Read one window further back."""
-    start = max(part.first, part.low - WINDOW)
-    found: list[dict[str, Any]] = []
+    for batch in _window(engine, part, selection, wanted):
+        part.rows += as_rows(batch)
+
+
+def _window(
+    engine: Engine, part: _Part, selection: Selection, wanted: Wanted
+) -> list[pa.RecordBatch]:
+    """The wanted rows of one window further back."""
+    start = max(part.first, part.low - min(part.window, WINDOW))
+    part.window *= 4  # what is looked for may be seldom
+    found: list[pa.RecordBatch] = []
     earliest = part.low_time
     try:
         for stored in engine.read(part.partition, start, part.low):
             earliest = min(earliest, stored.first_time)
             batch = between(decode(stored.ipc), start, part.low)
-            found += as_rows(wanted.keep(matching(batch, selection)))
+            found.append(wanted.keep(matching(batch, selection)))
     except EngineError:  # retention deleted what was left of it
         part.first = part.low
-        return
-    part.rows += found
+        return []
     part.low = start
     # Rows before this window are not newer than the first of it.
     part.low_time = earliest
+    return found
 
 
 def as_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -225,20 +248,59 @@ def _cell(value: object) -> object:
     return value
 
 
-def histogram(engine: Engine, start: int, stop: int, buckets: int) -> dict[str, Any]:
-    """How many rows were received in each of so many equal parts of [start, stop) µs.
+def histogram(
+    engine: Engine,
+    selection: Selection,
+    wanted: Wanted,
+    start: int,
+    stop: int,
+    buckets: int,
+    budget: float = BUDGET,
+) -> dict[str, Any]:
+    """How many of the wanted rows were received in each of so many equal parts of [start, stop) µs.
 
-    Offsets count rows, so only the ends of each part are looked up.
+    Offsets count rows, so where all rows are wanted only the ends of each part are looked up. Else
+    rows are read from the newest on, for `budget` seconds: `since` says from when on all were.
     """
     positions = [one for one in engine.positions() if one.next > one.first]
     start = start or min((one.first_time for one in positions), default=0)
     stop = stop or max((one.last_time for one in positions), default=0) + 1
     width = max(1, -(-(stop - start) // buckets))
     counts = [0] * buckets
-    for position in positions:
-        at = find_time(engine, position, start)
-        for bucket in range(buckets):
-            end = find_time(engine, position, min(stop, start + width * (bucket + 1)))
-            counts[bucket] += end - at
-            at = end
-    return {"start": start, "stop": stop, "width": width, "counts": counts}
+    since = start
+    if selection.has_every_row and wanted.has_every_row:
+        for position in positions:
+            at = find_time(engine, position, start)
+            for bucket in range(buckets):
+                end = find_time(engine, position, min(stop, start + width * (bucket + 1)))
+                counts[bucket] += end - at
+                at = end
+    else:
+        since = _count(engine, selection, wanted, (start, stop, width), counts, budget)
+    return {"start": start, "stop": stop, "width": width, "counts": counts, "since": since}
+
+
+def _count(
+    engine: Engine,
+    selection: Selection,
+    wanted: Wanted,
+    scale: tuple[int, int, int],
+    counts: list[int],
+    budget: float,
+) -> int:
+    """Count wanted rows in parts of the time; return the time from which on all were counted."""
+    start, stop, width = scale
+    deadline = float("inf")
+    parts = [_part(engine, one, start, stop, {}) for one in engine.positions()]
+    while left := [part for part in parts if not part.is_done]:
+        if time.monotonic() > deadline:
+            return max(start, *(part.low_time for part in left))
+        part = max(left, key=lambda part: part.low_time)
+        for batch in _window(engine, part, selection, wanted):
+            times = batch.column("timestamp").cast(pa.int64())
+            for place in pc.value_counts(pc.divide(pc.subtract(times, start), width)):
+                if 0 <= (bucket := place["values"].as_py()) < len(counts):
+                    counts[bucket] += place["counts"].as_py()
+        if deadline == float("inf"):
+            deadline = time.monotonic() + budget
+    return start

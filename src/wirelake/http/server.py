@@ -14,7 +14,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,11 +24,13 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from wirelake.broker.node import Node
+from wirelake.config import Listener
 from wirelake.errors import ConfigError
 from wirelake.http.app import Api, application
 from wirelake.http.exchange import PROTECTION
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
+from wirelake.http.wire import Adopt
 
 #: How long a client may take to send the head of a request, and to read anything (seconds).
 REQUEST_TIMEOUT = 30.0
@@ -36,6 +38,8 @@ READ_TIMEOUT = 60.0
 #: How long requests may take to end when the server stops (seconds).
 GRACE = 3
 MAX_HEAD = 128 << 10
+#: A message of a WebSocket has at most this many bytes; a frame of a dialect may span several.
+WEBSOCKET_MESSAGE = 1 << 20
 #: Connections at a time, and which part of them is kept for `/healthz` while all others are busy.
 CONNECTIONS = 1024
 SPARE = 1 / 8
@@ -54,9 +58,16 @@ class HttpServer:
         tls: ssl.SSLContext | None = None,
         insecure: bool = False,
         connections: int = CONNECTIONS,
+        listeners: Sequence[Listener] = (),
+        adopt: Adopt | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
+        """`adopt` takes up connections that come by WebSocket, from pages of `origins` too."""
         self._node = node
+        self._adopt = adopt
+        self._origins = origins
         self._connections = connections
+        self._listeners = listeners  # of the wire, for the console to name
         scheme, _, place = listen.rpartition("://")
         if scheme not in ("", "http", "https"):
             raise ConfigError("http", f"{listen}: this is HOST:PORT, or https://HOST:PORT")
@@ -83,13 +94,15 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         ledger = Ledger(self._node.engine)
         gate = Gate(self._node, loop)
-        self._api = Api(gate, ledger)
+        self._api = Api(gate, ledger, self._listeners, self._adopt)
         tls = self._tls
         config = uvicorn.Config(
-            application(self._api, local=is_local),
+            application(self._api, local=is_local, origins=self._origins),
             loop="uvloop",
             http=partial(_Protocol, _Crowd(self._connections)),  # type: ignore[arg-type]  # it makes one
-            ws="none",
+            ws="websockets-sansio",
+            ws_max_size=WEBSOCKET_MESSAGE,
+            ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
             log_level="warning",
@@ -110,6 +123,7 @@ class HttpServer:
             raise ConfigError("http", "it could not be started; the log says why")
         host, port = bound.getsockname()[:2]
         self.url = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        self._node.listeners = (*map(str, self._listeners), self.url)
         return self.url
 
     async def stop(self) -> None:
@@ -225,6 +239,7 @@ class _Protocol(H11Protocol):
 
     _head: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
+    _is_websocket = False
 
     def __init__(self, crowd: _Crowd, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -263,6 +278,24 @@ class _Protocol(H11Protocol):
             return
         await self._app({**scope, "cut_off": self.transport.abort}, receive, send)
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Let a connection be a WebSocket from now on; it counts until it ends."""
+        if self._crowd.is_full:
+            self.send_400_response("too many requests are under way (http_connections)")
+            return
+        self._forget_head()
+        self._is_websocket = True
+        self._crowd.changed(self, busy=True)
+        super().handle_websocket_upgrade(event)
+        protocol: Any = self.transport.get_protocol()
+        lost = protocol.connection_lost
+
+        def left(exc: Exception | None) -> None:
+            self._crowd.left(self)
+            lost(exc)
+
+        protocol.connection_lost = left
+
     def on_response_complete(self) -> None:
         """An answer has been written; another request may follow."""
         self._crowd.changed(self, busy=False)
@@ -271,6 +304,8 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes have come: a whole head, or a part of one."""
         super().data_received(data)
+        if self._is_websocket:
+            return
         if self._is_busy():
             self._forget_head()
         elif self._head is None:

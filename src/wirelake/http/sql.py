@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from wirelake import console
-from wirelake.engine.base import Engine
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.log import Selection, find_time, parts
+from wirelake.journal.engine import Engine
 
 PROGRAM = Path(console.__file__).parent / "sql_process.py"
 #: Rows of each partition that a statement sees, the latest; rows that it answers with.
@@ -45,7 +45,7 @@ class Sql:
     async def run(self, engine: Engine, statement: str, since: int) -> dict[str, Any]:
         """What a statement says of the rows received at `since` (µs) or later."""
         if not is_there():
-            raise RefusedError("not_found", "DuckDB is not installed: pip install duckdb")
+            raise RefusedError("not_found", "DuckDB is not installed: pip install 'wirelake[sql]'")
         if self._turn.locked():
             raise RefusedError("busy", "another statement is being run")
         async with self._turn:

@@ -29,9 +29,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from wirelake.errors import EngineError
 from wirelake.journal.record import Record
+
+if TYPE_CHECKING:
+    from wirelake.journal.retention import Rule
 
 #: Partitions of a journal that is new, and of any.
 PARTITIONS = 4
@@ -167,6 +171,8 @@ class Journal(ABC):
     troubles: Mapping[int, str] = MappingProxyType({})
     #: What was found torn, damaged or missing since the journal was opened.
     losses: list[Loss]
+    #: How often writing has failed; what failed is tried again.
+    failures: int = 0
 
     @property
     def trouble(self) -> str:
@@ -232,6 +238,9 @@ class Journal(ABC):
         acknowledgement is not durable is still needed. Before the first call everything is needed.
         Records before the checkpoint are never needed, rows of the log as long as retention says.
         """
+
+    def retain(self, rules: Sequence[Rule]) -> None:  # noqa: B027 - one that keeps no files ignores it
+        """Keep rows of the log as long as these rules say, from now on."""
 
     @abstractmethod
     def positions(self) -> list[Position]:

@@ -9,7 +9,8 @@ meanwhile. Else the writer's thread does it, for all appends that came since its
 
 **Trouble is a state.** What cannot be written waits and is tried again, until it works or the
 journal is closed. After a failed sync the system may take pages for clean that were never written,
-so that a later sync tells nothing: the journal goes on in a new segment.
+so that a later sync tells nothing: the journal goes on in a new segment. A folder or a file that is
+deleted or replaced while it is used is trouble too: what was written there would not be found.
 
 **Housekeeping.** A thread applies retention, writes segments again of which little is needed, and
 reads old records to see that they are as they were written.
@@ -18,6 +19,7 @@ reads old records to see that they are as they were written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -29,10 +31,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from wirelake.errors import ConfigError, EngineError
+from wirelake.journal.arrow_stream import Compression
 from wirelake.journal.contract import (
     MAX_PARTITIONS,
     PARTITIONS,
@@ -57,7 +60,7 @@ from wirelake.journal.record import (
     encode_commit,
     split_rows,
 )
-from wirelake.journal.recovery import Recovery, report, set_aside
+from wirelake.journal.recovery import Recovery, describe, report, set_aside
 from wirelake.journal.retention import Kept, Rule, from_place, in_order, plan, rewrite
 from wirelake.journal.segment import STATE, Disk, Identity, Reader, Segment
 from wirelake.journal.tail import SEGMENT_BYTES, Tail
@@ -65,6 +68,9 @@ from wirelake.journal.tail import SEGMENT_BYTES, Tail
 #: What failed is tried again after this many seconds, then twice as many, up to a limit.
 FIRST_RETRY = 0.05
 LAST_RETRY = 2.0
+
+#: How often to see whether the files are still there (seconds).
+WATCH = 0.25
 
 #: How often the journal is tidied (seconds), and how much of it is checked each time (bytes).
 TIDY = 60.0
@@ -83,6 +89,14 @@ class _Append(NamedTuple):
     size: int
     outcomes: dict[int, Outcome]  # if it works
     done: Done
+
+
+class Origin(NamedTuple):
+    """The journal that a copy of one partition is made of, and where its chain begins there."""
+
+    identity: Identity
+    partition: int
+    begin: End = End()
 
 
 class Scrub(NamedTuple):
@@ -107,13 +121,16 @@ class FilesJournal(Journal):
         partitions: int | None = None,
         segment_bytes: int = SEGMENT_BYTES,
         rules: Sequence[Rule] = (),
+        compression: Compression = "none",
         tidy_every: float = TIDY,
         owner: str = "",
         disk: Disk | None = None,
+        origin: Origin | None = None,
     ) -> None:
         """`partitions`: None for as many as it has, or the default.
 
         `tidy_every`: 0 for no housekeeping of its own; the caller calls `tidy` and `scrub` then.
+        `origin`: of a copy of another journal, which only `extend` writes to, without a thread.
         """
         if partitions is not None and not 0 < partitions <= MAX_PARTITIONS:
             raise ConfigError("partitions", f"a journal has 1 to {MAX_PARTITIONS}")
@@ -121,9 +138,11 @@ class FilesJournal(Journal):
         self.losses: list[Loss] = []
         #: How long rows of the log are kept; may be replaced.
         self.rules = rules
+        self._compression = compression
         self._owner = owner
         self._disk = disk or Disk()
         self._segment_bytes = segment_bytes
+        self._origin = origin
         self._closed = False
         with _mapped("the journal cannot be opened", retriable=True):
             self._take_folder(data)
@@ -140,8 +159,15 @@ class FilesJournal(Journal):
         self._tidying = threading.Lock()
         self._closing = threading.Event()
         self._bell: SimpleQueue[None] = SimpleQueue()
+        self._places = {path: _inode(path) for path in (data, self.folder)}
+        self._listed = 0  # when the folder had changed, as it was last looked at
+        self._missing = ""  # what was deleted or replaced
         self._scrubbed: dict[Segment, int] = {}  # how far segments have been checked
-        self._threads = [threading.Thread(target=self._write_beside, name="wirelake-journal")]
+        self._threads = []
+        if origin is None:
+            self._threads.append(
+                threading.Thread(target=self._write_beside, name="wirelake-journal")
+            )
         if tidy_every:
             keeper = threading.Thread(target=self._keep_house, args=(tidy_every,))
             keeper.name = "wirelake-tidy"
@@ -168,9 +194,15 @@ class FilesJournal(Journal):
         found = Recovery(self._disk, self.folder)
         found.run()
         self.losses = found.losses
+        origin = self._origin
         if found.identity is None:
-            found.identity = Identity(partitions or PARTITIONS, secrets.token_bytes(8))
+            made = Identity(partitions or PARTITIONS, secrets.token_bytes(8))
+            found.identity = origin.identity if origin else made
             found.ends = [End()] * found.identity.partitions
+            if origin:
+                found.ends[origin.partition] = origin.begin
+        elif origin and found.identity != origin.identity:
+            raise EngineError(f"{self.folder} is a copy of another journal")
         elif partitions not in (None, found.identity.partitions):
             raise ConfigError(
                 "partitions", f"the journal was made with {found.identity.partitions} partitions"
@@ -271,12 +303,86 @@ class FilesJournal(Journal):
         if self._queue:  # it did not work, or more came meanwhile
             self._bell.put(None)
 
-    def keep(self, partition: int, needed: Needed) -> None:
-        """Say what the partition's state refers to, with all that was appended before this call."""
+    # Copies of other journals
+
+    @property
+    def is_damaged(self) -> bool:
+        """Was anything found that is not as it was written, other than a write that did not end?"""
+        return any(loss.harm is not Harm.TORN for loss in self.losses)
+
+    def end(self, partition: int) -> End:
+        """Where the chain of a partition ends, as far as it is durable."""
+        return self._durable[partition]
+
+    def extend(self, headers: list[Header], pieces: list[Piece]) -> None:
+        """Add records as another journal made them, behind those that are here.
+
+        On error: raises EngineError (retriable where the disk is to blame), and adds nothing.
+        """
+        with self._writing, _mapped("the copy cannot be written", retriable=True):
+            self._check_open()
+            ends: dict[int, End] = {}
+            for header in headers:
+                end = ends.get(header.partition, self._durable[header.partition])
+                if (header.number, header.chain) != (end.number + 1, end.checksum):
+                    raise EngineError(f"{describe(header)} does not follow record {end.number}")
+                ends[header.partition] = end.behind(header)
+            size = sum(map(len, pieces))
+            self._write([_Append(headers, pieces, size, {}, _ignore)])
+            for partition, end in ends.items():
+                self._ends[partition] = end
+
+    def replay(self, partition: int) -> tuple[Iterator[Record], list[Loss]]:
+        """The records that the state of a partition is made of, and losses as they are found."""
+        losses: list[Loss] = []
+        end = self._durable[partition].number + 1
+        return self._records(partition, self._checkpoint(partition), end, losses), losses
+
+    def raw(self, partition: int, number: int) -> Iterator[tuple[Header, bytes]]:
+        """Records of a partition from a number on, byte for byte as they were written.
+
+        Ends before what was written again by retention, and yields nothing where that holds for
+        the first.
+        """
+        for segment in self._segments:
+            if segment.rewritten or segment.ends[partition].number < number:
+                continue
+            if segment.begins[partition].number >= number:
+                return
+            with Reader(segment.path) as reader:
+                for space, whose, k in in_order(segment):
+                    entries = segment.entries[space][partition]
+                    if whose != partition or entries.number[k] < number:
+                        continue
+                    found = reader.record(entries.at[k], entries.size[k], entries.checksum[k])
+                    if found is None or entries.number[k] != number:
+                        return
+                    number += 1
+                    yield found[0], bytes(reader.read(entries.at[k], entries.size[k]))
+
+    def oldest(self, partition: int) -> End:
+        """The first record, offset and slot that are needed; what is before them may go."""
+        with self._ordering:
+            needed = self._forget_needed(partition)
+        durable = self._durable[partition]
+        logs = [one.entries[Space.LOG][partition] for one in self._segments]
+        offset = next((log.base[0] for log in logs if len(log)), durable.offset)
+        slot = needed.slot
+        return End(
+            number=self._checkpoint(partition),
+            offset=min([offset, needed.offset, *(start for start, _ in needed.log[:1])]),
+            slot=min([slot, *(start for start, _ in needed.private[:1])]),
+        )
+
+    def keep(self, partition: int, needed: Needed, *, number: int | None = None) -> None:
+        """Say what the partition's state refers to, with all that was appended before this call.
+
+        `number`: of the last record that counts, where that is not here yet.
+        """
         check_partition(partition, self.partitions)
         with self._ordering:
             told = self._needed.setdefault(partition, [])
-            told.append((self._ends[partition].number, needed))
+            told.append((self._ends[partition].number if number is None else number, needed))
             self._forget_needed(partition)
 
     def _forget_needed(self, partition: int) -> Needed:
@@ -301,18 +407,50 @@ class FilesJournal(Journal):
     def _write_beside(self) -> None:
         """Write what waits, again and again, until the journal is closed."""
         delay = FIRST_RETRY
+        looked = 0.0
         while True:
-            self._bell.get()
+            with contextlib.suppress(Empty):
+                self._bell.get(timeout=WATCH)
             if self._closed:
                 return
+            if time.monotonic() >= looked + WATCH:
+                self._look()
+                looked = time.monotonic()
             with self._writing:
                 self._write_queue(len(self._queue))
-            if not self.trouble:
+            if not self._queue or not self.trouble:
                 delay = FIRST_RETRY
                 continue
             self._closing.wait(delay)
             delay = min(2 * delay, LAST_RETRY)
             self._bell.put(None)
+
+    def _look(self) -> None:
+        """Notice that a folder or a file was deleted or replaced while it was used."""
+        before = self._missing
+        self._missing = self._find_missing()
+        if self._missing and not before:
+            self._tell(f"the journal cannot be written: {self._missing}")
+        elif before and not self._missing and not self._queue:
+            self._tell("")
+
+    def _find_missing(self) -> str:
+        for path, known in self._places.items():
+            if (found := _inode(path)) != known:
+                return f"{path} was {'replaced' if found else 'deleted'} while it was used"
+        before = set(self._segments)
+        try:
+            changed = self.folder.stat().st_mtime_ns
+            if changed == self._listed and not self._missing:
+                return ""
+            there = set(self.folder.iterdir())
+        except OSError:  # too many open files, perhaps
+            return self._missing
+        for segment in self._segments:  # one that was begun meanwhile was not there before
+            if segment in before and segment.path not in there:
+                return f"{segment.path} was deleted while it was used"
+        self._listed = changed
+        return ""
 
     def _write_queue(self, most: int) -> None:
         """Write the first appends that wait, and tell their outcomes. Needs `_writing`."""
@@ -353,14 +491,17 @@ class FilesJournal(Journal):
     def _tell(self, trouble: str) -> None:
         """Say that nothing can be written, or that it can be again."""
         before = self.trouble
+        self.failures += bool(trouble)
         self.troubles = dict.fromkeys(range(self.partitions), trouble) if trouble else {}
         if trouble and not before:
-            log.error("%s", trouble)
+            log.error("nothing can be written: %s", trouble)
         elif before and not trouble:
-            log.warning("the journal can be written again")
+            log.warning("what had to wait has been written")
 
     def _write(self, some: list[_Append]) -> None:
         """Make appends durable, all of them or none."""
+        if self._missing:
+            raise OSError(errno.ENOENT, self._missing)
         if self._tail.is_full:
             self._begin_segment()
         pieces: list[Piece] = []
@@ -465,13 +606,17 @@ class FilesJournal(Journal):
         with self._changing:
             return [self._position(partition) for partition in range(self.partitions)]
 
+    def position(self, partition: int) -> Position:
+        """Where one partition begins and ends."""
+        with self._changing:
+            return self._position(partition)
+
     def _position(self, partition: int) -> Position:
         logs = [one.entries[Space.LOG][partition] for one in self._segments]
         logs = [one for one in logs if len(one)]
-        begin, since = self._checkpoint(partition), 0
-        for segment in self._segments:
-            state = segment.entries[STATE][partition]
-            since += sum(state.size[bisect_left(state.base, begin) :])
+        begin = self._checkpoint(partition)
+        states = [one.entries[STATE][partition] for one in self._segments]
+        since = sum(state.bytes_since(begin) for state in states)
         following = self._durable[partition].offset
         end = self._ends[partition]
         return Position(
@@ -487,6 +632,10 @@ class FilesJournal(Journal):
         )
 
     # Housekeeping
+
+    def retain(self, rules: Sequence[Rule]) -> None:
+        """Keep rows of the log as long as these rules say, from now on."""
+        self.rules = rules
 
     def tidy(self, now: float) -> None:
         """Apply retention, and write segments again of which little is needed.
@@ -504,7 +653,9 @@ class FilesJournal(Journal):
             for todo in plan(self._segments[:-1], kept, rules, now, self._segment_bytes):
                 if self._closing.is_set():
                     return
-                made = rewrite(self._disk, todo, kept, rules, self._identity, self._damaged)
+                made = rewrite(
+                    self._disk, todo, kept, rules, self._identity, self._damaged, self._compression
+                )
                 self._replace(todo.segments, made)
 
     def _end_old_segment(self, now: float) -> None:
@@ -589,6 +740,19 @@ class FilesJournal(Journal):
                 thread.join()
         self._tail.close()
         os.close(self._lock_file)
+
+
+def _ignore(_: Mapping[int, Outcome]) -> None:
+    """Nobody waits for the outcome."""
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """What tells a file or folder from any other of the same name; None where it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class Type(IntEnum):
     MESSAGES = 2  # of queues that are not captured, an Arrow batch (first slot, slots)
     QUEUES = 3  # `QueueChanges`
     KEYS = 4  # `EntryChanges` of the data store
-    NOTES = 5  # `EntryChanges` of clients, ids that were seen, producers and queries
+    NOTES = 5  # `EntryChanges` of message ids that queues have seen
     CHECKPOINT = 6  # nothing (number of the first record that the state is made of, 0)
     EPOCH = 7  # the owner's name: somebody took the partition up
     KEPT = 8  # as ROWS: no longer in the log, but needed by a queue
@@ -242,6 +242,8 @@ def rows(
 
 def split_rows(body: memoryview) -> tuple[list[str], memoryview]:
     """The addresses that a record of rows names, and its Arrow batch."""
+    if len(body) < _SUM.size:
+        return [], body
     end = 4 + _SUM.unpack_from(body)[0]
     names = []
     at = 4
@@ -316,7 +318,8 @@ ATTRIBUTES = ("size", "priority", "due", "expires")
 class Put(NamedTuple):
     """Messages [sequence, sequence + count) of a queue are rows [place, place + count).
 
-    `private`: of the slots, else of the log. An attribute is one number for all, or one each.
+    `private`: of the slots, else of the log. `text`: their senders marked the payloads as text. An
+    attribute is one number for all, or one each.
     """
 
     queue: int
@@ -328,14 +331,16 @@ class Put(NamedTuple):
     priority: int | array[int] = 0
     due: int | array[int] = 0
     expires: int | array[int] = 0
+    text: bool = False
 
 
 _DECLARED = Columns("qII")  # next sequence, queue, bytes of its settings
 _REMOVED = Columns("I")  # queue
-_PUTS = Columns("qqqqqqIIBB")  # sequence, place, four attributes, queue, count, private, varying
+_PUTS = Columns("qqqqqqIIBB")  # sequence, place, four attributes, queue, count, marks, varying
 _ATTEMPTS = Columns("qIII")  # sequence, attempts, queue, count
 _DROPS = Columns("qII")  # sequence, queue, count
 _VALUES = Columns("q")  # attributes that differ within a run
+_PRIVATE, _TEXT = 1, 2  # marks of a run
 
 
 class QueueChanges:
@@ -372,7 +377,7 @@ class QueueChanges:
         """Messages came in; a run that goes on where the last one ended is one with it."""
         varying = 0
         values = []
-        for bit, value in enumerate(put[5:]):
+        for bit, value in enumerate(put[5:9]):
             if isinstance(value, int):
                 values.append(value)
             else:
@@ -382,26 +387,31 @@ class QueueChanges:
                 values.append(len(self._values))
                 self._values.extend(value)
         fixed = (*values, put.queue)
+        marks = _PRIVATE * put.private | _TEXT * put.text
         if self._puts:
-            sequence, place, *before, count, private, differs = self._puts[-1]
+            sequence, place, *before, count, marked, differs = self._puts[-1]
             if (
                 sequence + count == put.sequence
                 and place + count == put.place
                 and tuple(before) == fixed
-                and (private, differs, varying) == (put.private, 0, 0)
+                and (marked, differs, varying) == (marks, 0, 0)
             ):
-                self._puts[-1] = (sequence, place, *fixed, count + put.count, private, 0)
+                self._puts[-1] = (sequence, place, *fixed, count + put.count, marks, 0)
                 return
-        self._puts.append((put.sequence, put.place, *fixed, put.count, put.private, varying))
+        self._puts.append((put.sequence, put.place, *fixed, put.count, marks, varying))
 
     def puts(self) -> Iterator[Put]:
         """The runs of messages that came in."""
-        for sequence, place, *values, queue, count, private, varying in self._puts:
+        for sequence, place, *values, queue, count, marks, varying in self._puts:
             attributes: list[int | array[int]] = [
                 self._values[value : value + count] if varying >> bit & 1 else value
                 for bit, value in enumerate(values)
             ]
-            yield Put(queue, sequence, count, place, bool(private), *attributes)
+            private, text = bool(marks & _PRIVATE), bool(marks & _TEXT)
+            size, priority, due, expires = attributes
+            yield Put(
+                queue, sequence, count, place, private, size, priority, due, expires, text=text
+            )
 
     def attempt(self, queue: int, sequence: int, count: int, attempts: int) -> None:
         """Messages were delivered, now this many times in all."""
@@ -483,13 +493,10 @@ class Change(IntEnum):
 
 
 class Note(IntEnum):
-    """What a note is about; notes of different kinds may have the same name."""
+    """What an entry is about; entries of different kinds may have the same name."""
 
-    KEY = 0  # none: it is a key of the data store
-    CLIENT = 1
+    KEY = 0  # a key of the data store; those that begin with `$` are the broker's own
     SEEN = 2  # an id that a queue (`number`) took, until a time
-    PRODUCER = 3
-    QUERY = 4
 
 
 class Entry(NamedTuple):

@@ -20,7 +20,7 @@ that file is durable; one that stands for segments of which nothing is left is a
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -29,6 +29,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from wirelake.address import matches
+from wirelake.journal.arrow_stream import BATCH_ROWS, PREAMBLE, STORED, Compression, ipc
+from wirelake.journal.batch import BATCH_BYTES, pack_names
 from wirelake.journal.contract import Needed, Space
 from wirelake.journal.record import (
     PLACED,
@@ -43,24 +45,6 @@ from wirelake.journal.record import (
 )
 from wirelake.journal.segment import STATE, Disk, Draft, Identity, Name, Reader, Segment, pack_head
 from wirelake.wire.arrow import SCHEMA
-
-#: A batch has at most so many rows and, as a rule, bytes.
-BATCH_ROWS = 1 << 16
-BATCH_BYTES = 4 << 20
-#: A batch names its addresses if they are so few, so that readers can skip it.
-MAX_NAMES = 64
-MAX_NAMES_BYTES = 4096
-
-#: The columns that repeat are dictionaries where they are stored.
-_DICTIONARIES = ("address", "op", "dialect", "source")
-STORED = pa.schema(
-    [
-        one.with_type(pa.dictionary(pa.int32(), pa.string())) if one.name in _DICTIONARIES else one
-        for one in SCHEMA
-    ]
-)
-PREAMBLE: bytes = STORED.serialize().to_pybytes()
-END: bytes = b"\xff\xff\xff\xff\0\0\0\0"
 
 #: Merging is worth it when there are so many times fewer batches, or segments, afterwards.
 _GAIN = 8
@@ -187,7 +171,7 @@ def _live(
         total += _needed_bytes(segment, Space.KEPT, partition, what.log)
         total += _needed_bytes(segment, Space.PRIVATE, partition, what.private)
         state = segment.entries[STATE][partition]
-        total += sum(state.size[bisect_left(state.base, what.number) :])
+        total += state.bytes_since(what.number)
     return total
 
 
@@ -241,12 +225,12 @@ def _shares(segment: Segment, rules: Sequence[Rule]) -> list[int]:
 
 def _share(body: memoryview, size: int, rules: Sequence[Rule], shares: list[int]) -> None:
     """Count the bytes of a record."""
-    names, ipc = split_rows(body)
+    names, stored = split_rows(body)
     of_names = {_rule(name, rules) for name in names}
     if len(of_names) == 1:
         shares[of_names.pop()] += size
         return
-    batch = as_one([ipc])
+    batch = as_one([stored])
     addresses = batch.column("address")
     rule_of = [_rule(address, rules) for address in addresses.dictionary.to_pylist()]
     sizes = pa.table(
@@ -277,6 +261,7 @@ def rewrite(
     rules: Sequence[Rule],
     identity: Identity,
     damaged: Damaged,
+    compression: Compression = "none",
 ) -> Segment:
     """Write segments as one, with larger batches and without what goes."""
     group = todo.segments
@@ -286,7 +271,7 @@ def rewrite(
     made = Segment(folder, name, group[0].begins, rewritten=True)
     with Draft(disk, made.path) as draft:
         draft.write([pack_head(identity, made.begins, rewritten=True)])
-        again = _Rewrite(draft, made, identity, kept, rules)
+        again = _Rewrite(draft, made, identity, kept, rules, compression)
         for segment in group:
             gone = todo.gone.get(segment, frozenset())
             with Reader(segment.path) as reader:
@@ -328,7 +313,9 @@ class _Rewrite:
         identity: Identity,
         kept: Sequence[Kept],
         rules: Sequence[Rule],
+        compression: Compression,
     ) -> None:
+        self._compression: Compression = compression
         self._draft = draft
         self._made = made
         self._identity = identity
@@ -369,7 +356,9 @@ class _Rewrite:
         """Add rows that stay; None for all of them, as they are."""
         if staying is not None and not staying.num_rows:
             return
-        merge = self._merges.setdefault((header.partition, Type(header.type)), _Merge())
+        merge = self._merges.setdefault(
+            (header.partition, Type(header.type)), _Merge(self._compression)
+        )
         large = staying is None and len(body) >= BATCH_BYTES // 2
         if large or not merge.takes(header):
             self._flush(merge)
@@ -377,7 +366,7 @@ class _Rewrite:
             fields = (header.base, header.count, header.first_time, header.last_time, header.rows)
             self._write(header, Record(Type(header.type), [body], *fields))
         else:
-            merge.add(header, split_rows(body)[1] if staying is None else ipc_of(staying))
+            merge.add(header, split_rows(body)[1] if staying is None else ipc(staying))
 
     def flush(self) -> None:
         """Write all rows that were added."""
@@ -401,7 +390,8 @@ class _Rewrite:
 class _Merge:
     """Small batches of one partition and type, which are going to be one."""
 
-    def __init__(self) -> None:
+    def __init__(self, compression: Compression) -> None:
+        self._compression: Compression = compression
         self.headers: list[Header] = []
         self._stored: list[Piece] = []
         self._size = 0  # of the rows
@@ -431,8 +421,10 @@ class _Merge:
             last.base + last.count - first.base,
             min(one.first_time for one in self.headers),
             max(one.last_time for one in self.headers),
-            [ipc_of(batch)],
-            names=_pack_names(batch.column("address").dictionary.to_pylist()),
+            [ipc(batch, self._compression)],
+            names=pack_names(
+                [one.encode() for one in batch.column("address").dictionary.to_pylist()]
+            ),
             type=Type(first.type),
             there=batch.num_rows,
         )
@@ -444,15 +436,6 @@ class _Merge:
 def _rows_size(size: int) -> int:
     """About the size of the rows in a batch of so many bytes."""
     return max(size - _OVERHEAD, size // 16)
-
-
-def _pack_names(names: list[str]) -> bytes:
-    """Addresses, each behind a byte with its length; none where they are many or long."""
-    encoded = [name.encode() for name in names]
-    if len(encoded) > MAX_NAMES or any(len(name) > 255 for name in encoded):
-        return b""
-    packed = b"".join(bytes([len(name)]) + name for name in encoded)
-    return packed if len(packed) <= MAX_NAMES_BYTES else b""
 
 
 def as_one(stored: Sequence[Piece]) -> pa.RecordBatch:
@@ -471,17 +454,8 @@ def _compact(table: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=STORED)
 
 
-def ipc_of(batch: pa.RecordBatch) -> memoryview:
-    """A batch of the schema `STORED`, as it is stored."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, STORED) as stream:
-        stream.write_batch(batch)
-    stored = memoryview(sink.getvalue())
-    return stored[len(PREAMBLE) : len(stored) - len(END)]
-
-
-def from_place(ipc: bytes | memoryview, place: int) -> memoryview:
+def from_place(stored: bytes | memoryview, place: int) -> memoryview:
     """A stored batch without the rows before a place."""
-    batch = as_one([ipc])
+    batch = as_one([stored])
     staying = batch.filter(pc.greater_equal(batch.column("offset"), place))
-    return ipc_of(_compact(pa.Table.from_batches([staying])))
+    return ipc(_compact(pa.Table.from_batches([staying])))

@@ -24,6 +24,7 @@ import os
 import re
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -332,6 +333,7 @@ class Entries:
         self.rows = array("I")
         self.checksum = array("I")
         self.type = array("B")
+        self.before = array("q")  # the bytes of those before it
         self.end = array("q")
         # Of all of them
         self.earliest = self.latest = self.bytes = 0
@@ -340,6 +342,7 @@ class Entries:
         """Add a record; `end` is last, since readers go by it."""
         self.earliest = min(self.earliest, header.first_time) if self.end else header.first_time
         self.latest = max(self.latest, header.last_time)
+        self.before.append(self.bytes)
         self.bytes += header.size
         self.base.append(base)
         self.first_time.append(header.first_time)
@@ -355,6 +358,14 @@ class Entries:
     def __len__(self) -> int:
         return len(self.end)
 
+    def bytes_since(self, place: int) -> int:
+        """The bytes of the records that begin at a place or behind it."""
+        k = bisect_left(self.base, place)
+        return self.bytes - self.before[k] if k < len(self.base) else 0
+
+
+#: Stands for the entries of all partitions that have none: a journal may have a thousand.
+_NOTHING = Entries()
 
 _SPACES: dict[int, Space] = {
     Type.ROWS: Space.LOG,
@@ -378,7 +389,7 @@ class Segment:
         self.begins = list(ends)
         self.ends = list(ends)
         #: By space (and `STATE`), then by partition.
-        self.entries = [[Entries() for _ in ends] for _ in (*Space, STATE)]
+        self.entries = [[_NOTHING] * len(ends) for _ in (*Space, STATE)]
         #: The number of the last checkpoint of a partition, and the first record that it needs.
         self.checkpoints: dict[int, tuple[int, int]] = {}
         self.headers: list[tuple[int, Header]] = []  # until it is complete
@@ -396,11 +407,13 @@ class Segment:
         self.records += 1
         partition, number = header.partition, header.number
         space = _SPACES.get(header.type)
+        of_partitions = self.entries[STATE if space is None else space]
+        if of_partitions[partition] is _NOTHING:
+            of_partitions[partition] = Entries()
         if space is not None:
-            entries = self.entries[space][partition]
-            entries.add(header, at, header.base, header.base + header.count)
+            of_partitions[partition].add(header, at, header.base, header.base + header.count)
         else:
-            self.entries[STATE][partition].add(header, at, number, number + 1)
+            of_partitions[partition].add(header, at, number, number + 1)
             if header.type == Type.CHECKPOINT:
                 self.checkpoints[partition] = (number, header.base)
         if not self.rewritten:

@@ -1,4 +1,4 @@
-"""The screen of `wirelake up`: the broker's figures and recent events, and the same as lines.
+"""The broker's figures and recent events, as a screen and as lines: for `wirelake up` and `top`.
 
 Rates are differences of two readings. The screen is drawn from the state of that moment.
 """
@@ -25,6 +25,9 @@ from wirelake.message import printable
 READINGS, EVENTS = 60, 100
 #: Columns of a wide screen, lines of a tall one, columns of the list of clients.
 WIDE, TALL, CLIENTS = 110, 24, 18
+
+#: The figures of which rates are told.
+RATES = ("received", "delivered", "carried", "committed")
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: (.*)")
@@ -60,9 +63,9 @@ class Board:
         self.blindness = ""
         self._readings.append(figures)
 
-    def tell(self, who: str, text: str, *, is_bad: bool = False) -> Event:
-        """Add an event."""
-        at = time.strftime("%H:%M:%S")
+    def tell(self, who: str, text: str, *, is_bad: bool = False, at: str = "") -> Event:
+        """Add an event, of now or of another time."""
+        at = at or time.strftime("%H:%M:%S")
         self.events.append(Event(at, who, printable(text), is_bad))
         return self.events[-1]
 
@@ -91,6 +94,24 @@ class Board:
         parts += [f"{count} {kind}" for kind, count in _kinds(now.faults).items()]
         return ", ".join(parts)
 
+    def as_object(self) -> dict[str, object]:
+        """The figures for programs; empty if there are none."""
+        if not self._readings or self.blindness:
+            return {}
+        now = self._readings[-1]
+        rates = {f"{name}_per_second": round(_recent(self.rates(name)), 1) for name in RATES}
+        queues = {name: {"ready": r, "held": h} for name, (r, h) in now.queues.items()}
+        return {
+            "clients": now.clients,
+            **rates,
+            "queues": queues,
+            "log_rows": now.log_rows,
+            "log_bytes": now.log_bytes,
+            "lag": now.lag,
+            "errors": now.faults,
+            "trouble": now.trouble,
+        }
+
     # The screen
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -101,9 +122,11 @@ class Board:
         figures = self._figures(width, height)
         taken = len(top) + figures.row_count + 2 + len(space) + len(examples)
         middle: list[Text | Table] = [figures, *space, self._errors(width), Text()]
-        events: list[Text | Table] = [
-            *self._latest(max(1, height - taken))
-        ]  # they get what is left of the height
+        # The rest of the height is for what a kind of board has more, half of it, and for events.
+        more = self._more((height - taken) // 2)
+        if more:
+            more.append(Text())
+        events: list[Text | Table] = [*more, *self._latest(max(1, height - taken - len(more)))]
         yield Group(*(_on_one_line(part) for part in [*top, *middle, *events, *examples]))
 
     def _heading(self) -> Table:
@@ -185,11 +208,15 @@ class Board:
         for event in events:
             yield Text.assemble(
                 (f" {event.at} ", "dim"),
-                (f"{event.who:<9}", "cyan"),
+                (f"{event.who:<9}" if event.who else "", "cyan"),
                 (event.text, "yellow" if event.is_bad else ""),
             )
         for _ in range(room - len(events)):
             yield Text()
+
+    def _more(self, room: int) -> list[Text]:
+        """Further lines in the middle, at most so many."""
+        return []
 
     def _examples(self) -> list[Text]:
         title = Text.assemble((" try", "bold"), ("      Ctrl-C ends all of it", "dim"))

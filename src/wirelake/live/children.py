@@ -67,6 +67,7 @@ class Child:
         witness: Witness,
         *,
         must_start: bool = False,
+        tells_when_up: bool = False,
         environment: Mapping[str, str] | None = None,
         keeps: tuple[int, ...] = (),
     ) -> None:
@@ -76,6 +77,7 @@ class Child:
         self._arguments = arguments  # called before each start
         self._witness = witness
         self._must_start = must_start
+        self._tells_when_up = must_start or tells_when_up  # somebody calls `is_up`
         self._environment = {**os.environ, **(environment or {})}
         self._keeps = keeps  # file descriptors that it inherits
         self._process: asyncio.subprocess.Process | None = None
@@ -144,7 +146,7 @@ class Child:
         try:
             if self._told.is_set():
                 self._signal(signal.SIGTERM)
-            if not self._must_start:
+            if not self._tells_when_up:
                 self.is_up()  # there is no better sign
             self._witness.changed(self, f"started, process {process.pid}")
             code = await process.wait()

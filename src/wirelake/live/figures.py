@@ -1,4 +1,4 @@
-"""What `wirelake up` measures: the figures of `/metrics`, read once a second.
+"""What `wirelake up` and `wirelake top` measure: the figures of `/metrics`, read once a second.
 
 Rows landed are the rows of the log less the pipeline's lag, because offsets count from 0 without
 gaps.
@@ -16,6 +16,9 @@ from wirelake.errors import EngineError, RefusedError
 
 #: Seconds that the broker may take to answer.
 TIMEOUT = 5.0
+
+#: Stands for all queries: then the lag is that of all of them together.
+EVERY_QUERY = ""
 
 _FAULTS = {
     "protocol_errors": "protocol errors",
@@ -63,7 +66,7 @@ class Figures:
         lags = [
             int(one.value)
             for one in samples
-            if one.name == "wirelake_query_lag" and one.labels["query"] == query
+            if one.name == "wirelake_query_lag" and query in (one.labels["query"], EVERY_QUERY)
         ]
         faults = {text: total(f"{name}_total") for name, text in _FAULTS.items()}
         for kind in _FAULTS_BY_REASON:
@@ -83,6 +86,11 @@ class Figures:
             faults={text: count for text, count in faults.items() if count},
             trouble=bool(total("trouble")),
         )
+
+    @property
+    def has_all_landed(self) -> bool:
+        """Whether there is nothing to land: it has landed, or nothing was said yet."""
+        return self.lag == 0 or self.log_rows == 0
 
     @property
     def landed(self) -> int:

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from rich.console import Console
 from rich.live import Live
@@ -18,7 +19,7 @@ from wirelake.errors import EngineError
 from wirelake.live.board import Board, told_by
 from wirelake.live.children import Child
 from wirelake.live.figures import read_figures
-from wirelake.live.landing import landing_lock
+from wirelake.live.landing import landed_by, landing_lock
 from wirelake.spark.offsets import query_name
 
 BROKER, PIPELINE = "broker", "pipeline"
@@ -33,7 +34,8 @@ class Group:
 
     `arguments` are those of `wirelake serve`, except for `listen` and `http`. The pipeline lands in
     `table`; without `has_lake` there is no pipeline. `suggest` makes example commands from the URLs
-    of the listeners and of HTTP. `show` prints a line if there is no screen.
+    of the listeners and of HTTP. Without a screen, and with `is_plain` there is none, `show` gets
+    each line to print, and the same as fields.
     """
 
     def __init__(
@@ -46,7 +48,8 @@ class Group:
         table: Path,
         has_lake: bool,
         suggest: Callable[[list[str], str], list[str]],
-        show: Callable[[str], None],
+        show: Callable[[str, dict[str, object]], None],
+        is_plain: bool = False,
     ) -> None:
         self.board = Board()
         self._table = table
@@ -57,7 +60,9 @@ class Group:
         self._listen = listen
         self._http = http
         self._token = token
-        self._is_screen = sys.stdout.isatty() and not Console().is_dumb_terminal
+        on_terminal = sys.stdout.isatty() and not Console().is_dumb_terminal
+        self._is_screen = on_terminal and not is_plain
+        self._pipeline: Child | None = None
         self._heard: list[str] = []  # listeners of the broker that is just starting
         self._lives: list[asyncio.Task[None]] = []  # of the children
         self._chores: list[asyncio.Task[None]] = []
@@ -111,11 +116,19 @@ class Group:
             self._chores.append(asyncio.create_task(self._sum_up(every)))
         if lock is not None:
             environment = {"WIRELAKE_TOKEN": self._token} if self._token else {}
-            pipeline = Child(PIPELINE, self._land, self, environment=environment, keeps=(lock,))
-            self.board.children.append(pipeline)
-            self._lives.append(asyncio.create_task(pipeline.live()))
+            self._pipeline = Child(
+                PIPELINE,
+                self._land,
+                self,
+                tells_when_up=True,
+                environment=environment,
+                keeps=(lock,),
+            )
+            self.board.children.append(self._pipeline)
+            self._lives.append(asyncio.create_task(self._pipeline.live()))
         elif self._has_lake:
-            self.tell(PIPELINE, f"does not run: somebody else lands in {self._table}", is_bad=True)
+            who = landed_by(self._table)
+            self.tell(PIPELINE, f"does not run: {who} lands in {self._table}", is_bad=True)
 
     async def _end(self) -> None:
         """Stop the children, then our own tasks."""
@@ -171,6 +184,12 @@ class Group:
             with suppress(ValueError, KeyError, TypeError):  # else it is no batch
                 landed = json.loads(line)
                 self.tell(child.name, f"{landed['rows']} rows landed, {landed['lag']} to go")
+                self._is_landing()
+
+    def _is_landing(self) -> None:
+        """The pipeline has landed something, or there is nothing to land: so it works."""
+        if self._pipeline is not None and self._pipeline.state == "starting":
+            self._pipeline.is_up()
 
     def _is_listening(self, broker: Child) -> None:
         *self.board.places, self.board.http = self._heard
@@ -178,9 +197,9 @@ class Group:
         if not self._ready.is_set():
             self.board.examples = self._suggest(self.board.places, self.board.http)
             for place in self._heard:
-                self._print(f"listening on {place}")
+                self._print(f"listening on {place}", event="listening", url=place)
             for example in self.board.examples:
-                self._print(f"try: {example}")
+                self._print(f"try: {example}", event="try", command=example)
         self._ready.set()
 
     def complained(self, child: Child, line: str) -> None:
@@ -192,17 +211,25 @@ class Group:
         """A child started or exited."""
         self.tell(child.name, text, is_bad=not text.startswith("started"))
 
-    def tell(self, who: str, text: str, *, is_bad: bool = False) -> None:
-        """Report an event: on the board, and as a line."""
+    def tell(
+        self,
+        who: str,
+        text: str,
+        *,
+        is_bad: bool = False,
+        fields: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """Report an event: on the board, and as a line; to programs with further fields."""
         event = self.board.tell(who, text, is_bad=is_bad)
-        self._print(f"{event.at} {event.who}: {event.text}")
+        told = {"event": "told", "who": event.who, "text": event.text, "bad": is_bad, **fields}
+        self._print(f"{event.at} {event.who}: {event.text}", **told)
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, **fields: object) -> None:
         """Print a line if there is no screen; if nobody reads the output any more, stop."""
         if self._is_screen:
             return
         try:
-            self._show(line)
+            self._show(line, fields)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self._told.set()
@@ -214,7 +241,10 @@ class Group:
         while True:
             try:
                 http = self.board.http
-                self.board.add(await asyncio.to_thread(read_figures, http, query, self._token))
+                figures = await asyncio.to_thread(read_figures, http, query, self._token)
+                self.board.add(figures)
+                if figures.has_all_landed:
+                    self._is_landing()
             except EngineError as error:
                 if not self._told.is_set():
                     self.board.blindness = str(error)
@@ -223,4 +253,5 @@ class Group:
     async def _sum_up(self, every: float) -> None:
         while True:
             await asyncio.sleep(every)
-            self.tell("up", self.board.summary())
+            figures = {"event": "figures", **self.board.as_object()}
+            self.tell("up", self.board.summary(), fields=figures)

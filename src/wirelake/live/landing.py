@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from wirelake.client.http import HttpClient
-from wirelake.live.locks import locked
+from wirelake.live.locks import holder, locked
 
 #: Seconds between two readings of the pipeline's progress.
 LOOK = 0.25
@@ -19,19 +19,26 @@ PATIENCE = 120.0
 def missing_for_spark() -> str:
     """What the pipeline lacks on this machine; empty if it can run."""
     try:
-        from wirelake.spark.session import find_java
+        from wirelake.spark.session import NO_JAVA, find_java
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(("pyspark", "py4j")):
             raise
         return "Spark is not installed: pip install 'wirelake[spark]'"
-    if find_java() is None:
-        return "Java 17 or newer is missing (Debian: apt install openjdk-17-jre-headless)"
-    return ""
+    return "" if find_java() is not None else NO_JAVA
 
 
 def landing_lock(table: Path) -> AbstractContextManager[int | None]:
     """The lock of whoever lands in a table on this machine, as `locked` describes it."""
-    return locked(Path(f"{table}.lock"))
+    return locked(_lock_file(table))
+
+
+def landed_by(table: Path) -> str:
+    """The process that lands in a table on this machine, for people."""
+    return holder(_lock_file(table))
+
+
+def _lock_file(table: Path) -> Path:
+    return Path(f"{table}.lock")
 
 
 def log_ends(http: HttpClient) -> dict[str, int]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import uvloop
 
 from wirelake.config import Settings
-from wirelake.engine.memory import MemoryEngine
 from wirelake.errors import EngineError, WirelakeError
 from wirelake.http.server import HttpServer
-from wirelake.live.locks import locked
+from wirelake.journal.engine import Engine
+from wirelake.live.locks import holder, locked
 from wirelake.net.descriptors import for_http
 from wirelake.net.server import Server, open_engine
 
@@ -43,8 +43,9 @@ def serve(
     with ExitStack() as stack:
         if not memory:
             folder = Path(settings.data)
-            if stack.enter_context(locked(folder / "lock", mode=0o700)) is None:
-                raise EngineError(f"{folder}: in use by another process")
+            lock = folder / "lock"
+            if stack.enter_context(locked(lock, mode=0o700)) is None:
+                raise EngineError(f"{folder}: in use by {holder(lock)}")
         uvloop.run(_run(settings, memory, read, show))
 
 
@@ -55,7 +56,7 @@ async def _run(
     show: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    engine = MemoryEngine() if memory else open_engine(settings, loop)
+    engine = Engine.in_memory() if memory else open_engine(settings, loop)
     try:
         await _serve(Server.configured(settings, engine), settings, read, show)
     finally:
@@ -81,7 +82,8 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, _read_again, server, read)
     http = None
     try:
-        for listener in await server.start():
+        listeners = await server.start()
+        for listener in listeners:
             show(f"listening on {listener}")
         if settings.http:
             http = HttpServer(
@@ -90,6 +92,9 @@ async def _serve(
                 tls=server.tls,
                 insecure=settings.insecure,
                 connections=for_http(settings.http_connections),
+                listeners=listeners,
+                adopt=server.adopt,
+                origins=settings.http_origins,
             )
             show(f"listening on {await http.start()}")
         _collect_seldom()

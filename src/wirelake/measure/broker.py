@@ -62,17 +62,19 @@ class Wirelake(Asker):
         """A connection that serves, and what it answers to the bytes of a request."""
         connection = self.connect("sub", lambda talk: talk.serve(SERVICE))
         feed = Feed(self.name)
-        encoder = speech(self.name).encoder()
+        talk = speech(self.name)
+        encoder = talk.encoder()
         prepared: dict[int, tuple[bytes, bytes]] = {}  # replies, by the length of their number
 
+        def frame_of(stand_in: bytes) -> bytes:
+            reply = Message(op=Op.REPLY, correlation_id=stand_in.decode(), payload=payload)
+            return encode(encoder, self.name, [talk.reply(reply)])
+
         def prepare(size: int) -> tuple[bytes, bytes]:
-            for letter in "QXZ":  # at least one occurs nowhere else in the frame
-                stand_in = letter * size
-                reply = Message(op=Op.REPLY, correlation_id=stand_in, payload=payload)
-                frame = encode(encoder, self.name, [reply])
-                if frame.count(stand_in.encode()) == 1:
-                    break
-            return frame, stand_in.encode()
+            # At least one letter stands for nothing but the number, which MQTT has twice.
+            stand_ins = [letter * size for letter in (b"Q", b"X", b"Z")]
+            chosen = min(stand_ins, key=lambda one: frame_of(one).count(one))
+            return frame_of(chosen), chosen
 
         def answer(data: bytes) -> bytes:
             replies = []
@@ -82,7 +84,7 @@ class Wirelake(Asker):
                     if len(number) not in prepared:
                         prepared[len(number)] = prepare(len(number))
                     frame, stand_in = prepared[len(number)]
-                    replies.append(frame.replace(stand_in, number, 1))
+                    replies.append(frame.replace(stand_in, number))
             return b"".join(replies)
 
         return connection, answer

@@ -15,6 +15,8 @@ from wirelake.errors import WirelakeError
 from wirelake.measure.broker import Wirelake
 from wirelake.measure.load import Asker, Driver, Load, publish_rate, round_trips
 
+#: Who answers those that cannot serve, where it is measured too.
+SERVING = "kobold-3"
 #: Pairs of dialects that are measured beside each one alone.
 PAIRS = (("boson-text", "kobold-3"), ("kobold-3", "boson-text"), ("mfp-1", "tmq-1.01"))
 TOPICS = 1000
@@ -66,13 +68,14 @@ def plan(ours: Sequence[Wirelake], peers: Sequence[Driver], size: int) -> Iterat
             yield Task(
                 Key(label, name), _publishing(source, target, Load(topics, size), subscribers)
             )
-    serving = [one for one in ours if one.has_services]
+    serving = {one.name: one for one in ours if one.has_services}
+    server = serving.get(SERVING) or next(iter(serving.values()), None)
     askers: list[tuple[Asker, Asker]] = [(one, one) for one in peers if isinstance(one, Asker)]
     for one in ours:
         if one.has_services:
             askers.append((one, one))
-        elif one.has_requests and serving:
-            askers.append((one, serving[-1]))
+        elif one.has_requests and server is not None:
+            askers.append((one, server))
     for asker, service in askers:
         name = asker.name if asker is service else f"{asker.name} → {service.name}"
         yield Task(Key(ASKING, name), _asking(asker, service, Load(1, size)))

@@ -133,6 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         "_large",
         "_need",
         "_opened",
+        "_origin",
         "_outbox",
         "_paused",
         "_queued",
@@ -148,8 +149,10 @@ class Connection(asyncio.BufferedProtocol):
         "since",
     )
 
-    def __init__(self, hub: Hub, family: str | None) -> None:
+    def __init__(self, hub: Hub, family: str | None, origin: tuple[str, str] | None = None) -> None:
+        """`origin` is the host and the name of a client that came another way than by a socket."""
         self._hub = hub
+        self._origin = origin
         self._family = family
         self._transport: asyncio.Transport
         self._rest: bytearray | None = None  # what is left over of earlier reads
@@ -178,13 +181,13 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
-        self.peer = _name(self._transport)
+        host, self.peer = self._origin or (_host(self._transport), _name(self._transport))
         self.certificate = _common_name(self._transport)
         self._transport.set_write_buffer_limits(high=TRANSPORT)
         self._heard = self._opened = self.since = time.monotonic()
         peers = self._hub.peers
         if self._hub.descriptors.admit(len(self._hub.connections), self._heard):
-            limit, self._counts_for = peers.admit(_host(self._transport))
+            limit, self._counts_for = peers.admit(host)
         else:
             limit = "the system's limit of open files"
         if limit:
@@ -194,6 +197,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._hub.connections.add(self)
         log.debug("%s: connected", self.peer)
+        spoken = DIALECTS.of_family(self._family) if self._family is not None else []
+        if len(spoken) == 1 and spoken[0].begins_at_once:
+            self._begin(spoken[0].name, self._heard)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go: behind what is left over."""
@@ -304,14 +310,19 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
             return None
         if dialect is not None:
-            self.session = begin_session(node, self, dialect, now)
-            if self.certificate:
-                self.session.token = f"certificate:{self.certificate}"
-                rights = self._hub.rights_of_certificate(self.certificate)
-                self.session.rights = rights or node.clients.rights_of_strangers
-                if rights is not None:
-                    self.session.authenticated()
+            self._begin(dialect, now)
         return self.session
+
+    def _begin(self, dialect: str, now: float) -> None:
+        """Begin the session, with the rights of the client's certificate if it has shown one."""
+        node = self._hub.node
+        self.session = begin_session(node, self, dialect, now)
+        if self.certificate:
+            self.session.token = f"certificate:{self.certificate}"
+            rights = self._hub.rights_of_certificate(self.certificate)
+            self.session.rights = rights or node.clients.rights_of_strangers
+            if rights is not None:
+                self.session.authenticated()
 
     def receive_again(self) -> None:
         """Let the session look once more at what it left over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -19,11 +20,11 @@ import msgspec
 from wirelake.broker.local import LocalSession
 from wirelake.broker.node import Node
 from wirelake.config import Listener, QueueSettings, Settings
-from wirelake.engine.base import Engine
-from wirelake.engine.memory import MemoryEngine
-from wirelake.engine.retention import Retention
-from wirelake.engine.sqlite import SqliteEngine
+from wirelake.dialects import AUTO, DIALECTS
+from wirelake.dialects.codec import clashes
 from wirelake.errors import ConfigError, RefusedError
+from wirelake.journal.engine import Engine
+from wirelake.journal.retention import Rule
 from wirelake.message import Limits
 from wirelake.net.access import Access, check_filters, load_certificate, loses, tls_context
 from wirelake.net.connection import Connection, Hub
@@ -42,10 +43,10 @@ BACKLOG = 4096
 log = logging.getLogger("wirelake.net")
 
 
-def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> SqliteEngine:
+def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
     """The engine on the disk, as the settings want it."""
     capture = settings.capture
-    return SqliteEngine(
+    return Engine.on_disk(
         Path(settings.data),
         loop=loop,
         capture=capture.enabled,
@@ -56,8 +57,12 @@ def open_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> SqliteEn
     )
 
 
-def _retention(settings: Settings) -> list[Retention]:
-    return [Retention(rule.filter, rule.age, rule.bytes) for rule in settings.capture.retention]
+def _retention(settings: Settings) -> list[Rule]:
+    return [Rule(rule.filter, rule.age, rule.bytes) for rule in settings.capture.retention]
+
+
+class PortTakenError(ConfigError):
+    """Somebody else listens at a port."""
 
 
 class Server:
@@ -68,6 +73,8 @@ class Server:
         self.listeners = listeners
         self._hub = Hub(node)
         self._patience = patience
+        #: A listener whose port is taken is left out with a warning, unless that leaves none.
+        self.may_lack_ports = False
         self.tls: ssl.SSLContext | None = None  # of the settings, kept up to date
         self._servers: list[asyncio.Server] = []
         self._socket_files: list[tuple[Path, int]] = []
@@ -77,9 +84,10 @@ class Server:
     @classmethod
     def configured(cls, settings: Settings, engine: Engine | None = None) -> Server:
         """A new node, as the settings want it; without an engine nothing survives it."""
-        epoch = time.time() - time.monotonic()
-        node = Node(engine or MemoryEngine(), epoch=epoch)
+        now = time.monotonic()
+        node = Node(engine or Engine.in_memory(), epoch=time.time() - now, now=now)
         server = cls(node, settings.listeners)
+        server.may_lack_ports = settings.has_default_listeners
         server.configure(settings)
         return server
 
@@ -134,8 +142,7 @@ class Server:
         node.flow.budget.most = max(flow.total, 2 * limits.message)
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
-        if isinstance(node.engine, SqliteEngine):
-            node.engine.retention = _retention(settings)
+        node.engine.retain(_retention(settings))
         for queue in settings.queues:
             self._declare(queue)
         node.services.timeout = settings.request_timeout
@@ -178,15 +185,34 @@ class Server:
 
     async def start(self) -> list[Listener]:
         """Listen; the listeners as they are, with the ports that were given out."""
-        opened = []
+        opened: list[Listener] = []
+        taken: list[ConfigError] = []
         try:
             for listener in self.listeners:
-                opened += await self._open(listener)
+                try:
+                    opened += await self._open(listener)
+                except PortTakenError as error:
+                    if not self.may_lack_ports:
+                        raise
+                    taken.append(error)
+                    continue
+                if listener.family == AUTO:
+                    _tell_clashes(listener)
+            if taken and not opened:
+                raise taken[0]
+            for each in taken:
+                self.node.vitals.event("port_taken", "the broker", str(each))
         except BaseException:
             self._stop_listening()
             raise
         self._clock = asyncio.create_task(self._tick())
         return opened
+
+    async def adopt(self, sock: socket.socket, family: str | None, host: str, peer: str) -> None:
+        """Take up a connection that came another way: a client at `host`, shown as `peer`."""
+        connection = partial(Connection, self._hub, family, (host, peer))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().connect_accepted_socket(connection, sock)
 
     async def _open(self, listener: Listener) -> list[Listener]:
         loop = asyncio.get_running_loop()
@@ -212,7 +238,8 @@ class Server:
         except OSError as error:
             number = error.errno or 0  # a resolver's are negative, and not the system's
             reason = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise ConfigError("listen", f"{listener}: {reason.lower()}") from None
+            kind = PortTakenError if number == errno.EADDRINUSE else ConfigError
+            raise kind("listen", f"{listener}: {reason.lower()}") from None
         self._servers.append(server)
         names = [bound.getsockname() for bound in server.sockets]
         return [replace(listener, host=name[0], port=name[1]) for name in names]
@@ -296,3 +323,11 @@ class Server:
             log.warning("%d connections were cut off", len(self._hub.connections))
         for connection in list(self._hub.connections):
             connection.abort()
+
+
+def _tell_clashes(listener: Listener) -> None:
+    """Warn of dialects that a listener cannot tell from others."""
+    for name in DIALECTS:
+        if others := clashes(name):
+            text = "%s does not take %s: %s begins alike; it needs a listener of its own"
+            log.warning(text, listener, name, others[0])

@@ -21,6 +21,7 @@ at; where another was faster it is planned again.
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,6 +52,8 @@ PROPERTIES = {
 TRIES = 20
 #: Commits among which one of ours is looked for.
 _RECENT = 200
+
+_MARKS = re.compile(r"\x1b\[[0-9;]*m|↳")
 
 
 class TakenError(EngineError):
@@ -93,7 +96,7 @@ class Table:
                 if version is None and as_of is None:
                     raise
                 which = f"version {version}" if as_of is None else f"version of {as_of}"
-                raise EngineError(f"{storage.uri} has no {which}: {error}") from error
+                raise EngineError(f"{storage.uri} has no {which}: {_reason(error)}") from error
 
     @classmethod
     def ensure(
@@ -256,7 +259,7 @@ class Table:
                     f"another process has landed batch {landed.batch} of {landed.query} "
                     f"in {self.storage.uri}"
                 ) from error
-            raise EngineError(f"{self.storage.uri}: {error}") from error
+            raise EngineError(f"{self.storage.uri}: {_reason(error)}") from error
         self.refresh()
 
     def replace(self, gone: Sequence[Written], come: Sequence[Written], *, change: bool) -> bool:
@@ -346,4 +349,10 @@ def delta_errors(storage: Storage) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
-        raise EngineError(f"{storage.uri}: {error}") from error
+        raise EngineError(f"{storage.uri}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """What delta-rs says, in one line: its causes come on lines of their own, in colours."""
+    lines = (_MARKS.sub("", line).strip() for line in str(error).splitlines())
+    return ": ".join(line for line in lines if line)

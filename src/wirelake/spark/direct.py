@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from wirelake.errors import EngineError
 from wirelake.spark.session import spare_garbage_collector, spark_errors
 
 FORMAT = "wirelake-work"
@@ -38,10 +39,19 @@ class Work(Protocol[R_co]):
         """Do it. It may be done more than once, and at the same time."""
 
 
-def run(spark: SparkSession, works: Sequence[Work[R_co]]) -> list[R_co]:
-    """Let Spark do all of it, a task each; the results in the order of the works."""
+def run(spark: SparkSession, works: Sequence[Work[R_co]], *, is_small: bool = False) -> list[R_co]:
+    """Let Spark do all of it, a task each; the results in the order of the works.
+
+    Work that is small is done here where Spark runs on this machine: to start a task and to plan it
+    takes Spark some tenths of a second, in processes that are no other than this one.
+    """
     if not works:
         return []
+    if is_small and is_local(spark):
+        try:
+            return [work.run() for work in works]
+        except (OSError, pa.ArrowException) as error:
+            raise EngineError(str(error)) from error
     # A task gets its own work alone, as its partition.
     packed = [pickle.dumps(work) for work in works]
     with spark_errors(), _name() as name:
@@ -65,6 +75,12 @@ def _name() -> Iterator[str]:
     finally:
         with _naming:
             _free.append(name)
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Does the session run its tasks on this machine?"""
+    context: Any = getattr(spark, "_sc", None)  # over Connect there is none
+    return context is not None and str(context.master).startswith("local")
 
 
 def parallelism(spark: SparkSession) -> int:

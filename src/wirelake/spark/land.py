@@ -38,6 +38,8 @@ from wirelake.spark.typed import Columns, Typed
 BATCH_ROWS = 4_000_000
 #: Rows that are worth a task of their own: a batch has at most two for each core.
 TASK_ROWS = 100_000
+#: Rows that are not worth a task at all, where tasks would run on this machine.
+SMALL_ROWS = 1_000
 #: Seconds between batches.
 EVERY = 2.0
 #: Seconds until a broker that had nothing new is asked again, where batches follow at once.
@@ -306,7 +308,8 @@ class _Landing:
             )
             for number, ranges in enumerate(batch.tasks)
         ]
-        ready = direct.run(self._spark, works)
+        is_small = sum(len(one) for ranges in batch.tasks for one in ranges) <= SMALL_ROWS
+        ready = direct.run(self._spark, works, is_small=is_small)
         self.lake.commit(batch, ready)
         if options.compact and isinstance(self.lake, DeltaLake):
             self._compactor.added(

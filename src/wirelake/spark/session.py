@@ -1,6 +1,7 @@
 """A Spark session for our jobs: where Java is, what is set, how far a job is, how it failed.
 
-Local mode is the default; `--master` or `spark-submit` name any other. Times are UTC everywhere.
+Local mode is the default; `--master` or `spark-submit` name any other, and `sc://host:port` is a
+server of Spark Connect. Times are UTC everywhere.
 What Spark throws becomes an `EngineError` here, with the one line that says why.
 """
 
@@ -10,6 +11,7 @@ import gc
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has none
 from pyspark.errors import PySparkException
@@ -45,8 +48,17 @@ LOCAL_SETTINGS = {
     "spark.python.worker.faulthandler.enabled": "true",
 }
 
+#: What to say where there is no Java.
+NO_JAVA = (
+    "Spark needs Java 17 or newer, and there is none: install one (Debian: apt install"
+    " openjdk-17-jre-headless), or set JAVA_HOME to where it is"
+)
+
 #: Local mode listens for nobody else.
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+#: A server of Spark Connect, its usual port, and how long it may take to answer (seconds).
+CONNECT, CONNECT_PORT, CONNECT_SECONDS = "sc://", 15002, 10.0
 
 _REFRESH = 0.25  # seconds between two looks at a job
 _CAUSE = re.compile(r"(?:wirelake\.errors\.|\w+(?:\.\w+)*\.)?(\w*(?:Error|Exception)): (.+)")
@@ -66,10 +78,15 @@ def start(name: str, master: str = "", **settings: str) -> SparkSession:
     """A session, the one of `spark-submit` where there is one; whoever starts it stops it."""
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     builder = SparkSession.builder.appName(name)
-    if not submitted:
+    if master.startswith(CONNECT):
+        if submitted:
+            raise ConfigError("--master", f"spark-submit has a session already, not {master}")
+        _check_server(master)
+        builder = builder.remote(master)
+    elif not submitted:
         home = find_java()
         if home is None:
-            raise ConfigError("JAVA_HOME", "Spark needs Java 17 or newer, and there is none")
+            raise ConfigError("JAVA_HOME", NO_JAVA)
         os.environ["JAVA_HOME"] = str(home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.master(master or "local[*]")
@@ -80,12 +97,28 @@ def start(name: str, master: str = "", **settings: str) -> SparkSession:
         builder = builder.master(master)
     for setting, value in (SETTINGS | settings).items():
         builder = builder.config(setting, value)
-    with spark_errors(), nullcontext() if submitted else _quiet_start():
+    is_ours = not submitted and not master.startswith(CONNECT)
+    with spark_errors(), _quiet_start() if is_ours else nullcontext():
         spark = builder.getOrCreate()
     with spark_errors():
         for setting, value in SETTINGS.items():
             spark.conf.set(setting, value)
     return spark
+
+
+def _check_server(master: str) -> None:
+    """Raise EngineError where nobody listens: Spark's client would try again for minutes."""
+    try:
+        parts = urlsplit(master)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise ConfigError("--master", f"{master} is not of the form sc://host:port")
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise EngineError(f"Spark Connect: {master} cannot be reached: {error}") from error
 
 
 @contextmanager

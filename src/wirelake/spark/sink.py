@@ -55,6 +55,7 @@ from pyspark.sql.types import (
 
 from wirelake.address import check_address, check_topic
 from wirelake.errors import ConfigError, EngineError, RefusedError
+from wirelake.message import LARGEST, MAX_ID
 from wirelake.spark.log_client import LogClient
 from wirelake.spark.offsets import PATIENCE
 from wirelake.spark.options import address_of, named, seconds
@@ -91,8 +92,6 @@ TIME_HEADER = "timestamp"
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 _ENTRIES = pa.list_(pa.struct({"key": pa.string(), "value": pa.string()}))
-_MOST = {"content_type": 65535, "priority": 1, "ttl": 2**31 - 1}
-_MAX_ID = 255
 
 log = logging.getLogger("wirelake.spark")
 
@@ -306,15 +305,15 @@ def _faults(batch: pa.RecordBatch) -> tuple[pa.Array | None, str]:
         address, text = next(iter(bad.items()))
         marked = pc.is_in(addresses, pa.array(bad.keys(), addresses.type))
         faults.append((marked, f"address {address!r}: {text}"))
-    for name, most in _MOST.items():
+    for name, most in LARGEST.items():
         if name in batch.schema.names:
             column = batch.column(name)
             outside = pc.or_(pc.less(column, 0), pc.greater(column, most))
             faults.append((outside, f"{name} goes from 0 to {most}"))
     for name in ("id", "correlation_id"):
         if name in batch.schema.names:
-            long = pc.greater(pc.binary_length(batch.column(name)), _MAX_ID)
-            faults.append((long, f"{name} has at most {_MAX_ID} bytes"))
+            long = pc.greater(pc.binary_length(batch.column(name)), MAX_ID)
+            faults.append((long, f"{name} has at most {MAX_ID} bytes"))
     found = [(pc.fill_null(mask, False), why) for mask, why in faults]
     found = [(mask, why) for mask, why in found if pc.any(mask).as_py()]
     if not found:

@@ -3,6 +3,7 @@
 Both libraries that touch a table, pyarrow for its files and delta-rs for its commits, are given the
 same options. They have the names that delta-rs knows (`AWS_REGION`, `AWS_ENDPOINT_URL`, …), in
 capitals or not; what is not given is taken from the environment, as the clouds' own tools do it.
+An option that only delta-rs would understand is refused: files and commits would go different ways.
 
 An executor gets a `Storage` with its task, so it is a plain value that can be pickled.
 """
@@ -13,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +28,18 @@ from wirelake.errors import ConfigError, EngineError
 SCHEMES = ("s3", "gs", "abfss")
 #: What options of a store begin with.
 PREFIXES = ("AWS_", "GOOGLE_", "AZURE_")
+#: The options of these stores that both libraries understand.
+GOOGLE = (
+    "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_BASE_URL",
+    "GOOGLE_SKIP_SIGNATURE",
+)  # fmt: skip
+AZURE = (
+    "AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+)  # fmt: skip
+#: A request to Google's store is repeated at most this long; by itself pyarrow takes 15 minutes.
+RETRIES = timedelta(seconds=60)
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
@@ -69,40 +83,94 @@ class Storage:
         if self.is_local:
             return fs.LocalFileSystem(), self.uri
         parts = urlsplit(self.uri)
-        path = f"{parts.netloc}{parts.path}"
         match parts.scheme:
             case "s3":
-                return fs.S3FileSystem(**self._s3()), path
+                return fs.S3FileSystem(**self._s3()), f"{parts.netloc}{parts.path}"
             case "gs":
-                return fs.GcsFileSystem(), path
+                return fs.GcsFileSystem(**self._google()), f"{parts.netloc}{parts.path}"
         container, _, host = parts.netloc.partition("@")
-        account = self._get("AZURE_STORAGE_ACCOUNT_NAME") or host.partition(".")[0]
-        key = self._get("AZURE_STORAGE_ACCOUNT_KEY") or None
-        system = fs.AzureFileSystem(account_name=account, account_key=key)
-        return system, f"{container}{parts.path}"
+        return fs.AzureFileSystem(**self._azure(host)), f"{container}{parts.path}"
 
     @property
     def for_delta(self) -> dict[str, str]:
         """The options for delta-rs."""
         given = dict(self.options)
-        if self._get("AWS_ENDPOINT_URL").startswith("http://"):
-            given.setdefault("AWS_ALLOW_HTTP", "true")
+        endpoints = (self._get("AWS_ENDPOINT_URL"), self._google_endpoint, self._azure_endpoint)
+        if any(one.startswith("http://") for one in endpoints):
+            given.setdefault("ALLOW_HTTP", "true")
         return given
 
-    def _get(self, name: str) -> str:
-        return self.options.get(name) or os.environ.get(name, "")
+    def _get(self, *names: str) -> str:
+        """The first of some options that is given, here or in the environment."""
+        found = (self.options.get(name) or os.environ.get(name) for name in names)
+        return next((one for one in found if one), "")
 
     def _s3(self) -> dict[str, Any]:
         wanted = {
             "access_key": self._get("AWS_ACCESS_KEY_ID"),
             "secret_key": self._get("AWS_SECRET_ACCESS_KEY"),
             "session_token": self._get("AWS_SESSION_TOKEN"),
-            "region": self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION"),
+            "region": self._get("AWS_REGION", "AWS_DEFAULT_REGION"),
         }
         if endpoint := self._get("AWS_ENDPOINT_URL"):
             parts = urlsplit(endpoint)
             wanted |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
         return {name: value for name, value in wanted.items() if value}
+
+    @property
+    def _google_endpoint(self) -> str:
+        return self._get("GOOGLE_BASE_URL")
+
+    def _google(self) -> dict[str, Any]:
+        self._only("GOOGLE_", GOOGLE)
+        wanted: dict[str, Any] = {"retry_time_limit": RETRIES}
+        if self._get("GOOGLE_SKIP_SIGNATURE").lower() == "true":
+            wanted["anonymous"] = True
+        elif file := self._get("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_APPLICATION_CREDENTIALS"):
+            # Google's library takes the file from the environment alone, under one name.
+            known = os.environ.setdefault("GOOGLE_APPLICATION_CREDENTIALS", file)
+            if known != file:
+                text = f"the environment of this process has another file, {known}"
+                raise ConfigError("GOOGLE_APPLICATION_CREDENTIALS", text)
+        if endpoint := self._google_endpoint:
+            parts = urlsplit(endpoint)
+            wanted |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+        return wanted
+
+    @property
+    def _azure_endpoint(self) -> str:
+        return self._get("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+
+    def _azure(self, host: str) -> dict[str, Any]:
+        self._only("AZURE_", AZURE)
+        account = self._get("AZURE_STORAGE_ACCOUNT_NAME") or host.partition(".")[0]
+        if not account:
+            text = "it is not given, and the table is not of the form abfss://container@account.…"
+            raise ConfigError("AZURE_STORAGE_ACCOUNT_NAME", text)
+        wanted = {
+            "account_name": account,
+            "account_key": self._get("AZURE_STORAGE_ACCOUNT_KEY"),
+            "sas_token": self._get("AZURE_STORAGE_SAS_TOKEN"),
+            "tenant_id": self._get("AZURE_TENANT_ID"),
+            "client_id": self._get("AZURE_CLIENT_ID"),
+            "client_secret": self._get("AZURE_CLIENT_SECRET"),
+        }
+        if not (wanted["tenant_id"] and wanted["client_secret"]):
+            del wanted["tenant_id"], wanted["client_secret"]
+        if endpoint := self._azure_endpoint:
+            # delta-rs wants the account in the path of an emulator's URL, pyarrow adds it itself.
+            parts = urlsplit(endpoint)
+            for service in ("blob", "dfs"):
+                wanted[f"{service}_storage_authority"] = parts.netloc
+                wanted[f"{service}_storage_scheme"] = parts.scheme
+        return {name: value for name, value in wanted.items() if value}
+
+    def _only(self, prefix: str, known: tuple[str, ...]) -> None:
+        """Refuse options of a store that pyarrow could not be given."""
+        for name in self.options:
+            if name.startswith(prefix) and name not in known:
+                text = f"{name} cannot be taken; for this store there are {', '.join(known)}"
+                raise ConfigError("--storage", text)
 
     def write(self, name: str, data: bytes) -> None:
         """Write a small file that is there as a whole, or not at all."""

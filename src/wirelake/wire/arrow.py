@@ -19,13 +19,14 @@ import pyarrow as pa
 
 from wirelake.dialects import HOPS
 from wirelake.message import OP_LABELS, Op
+from wirelake.wire import parameters
 
 if cython.compiled:
     from cython.cimports.libc.string import memcpy
-    from cython.cimports.wirelake.wire.octets import Octets, same, uint32
+    from cython.cimports.wirelake.wire.octets import Octets, equal, same, uint32
     from cython.cimports.wirelake.wire.table import FrameTable
 else:
-    from wirelake.wire.octets import Octets, same, uint32
+    from wirelake.wire.octets import Octets, equal, same, uint32
     from wirelake.wire.table import FrameTable
 
 __all__ = ["SCHEMA", "from_arrow", "to_arrow"]
@@ -52,10 +53,11 @@ SCHEMA = pa.schema(
 )
 
 _OP_CODES = {label.encode(): code for code, label in enumerate(OP_LABELS)}
-_LABELS = "".join(OP_LABELS).encode()
-_LABEL_LEN = array("i", [len(label) for label in OP_LABELS])
-_LABEL_AT = array("i", [sum(_LABEL_LEN[:code]) for code in range(len(OP_LABELS))])
-_TOKEN = b"$token"
+#: The labels of all ops in one piece, and where each begins and how long it is, by its code.
+LABELS = "".join(OP_LABELS).encode()
+LABEL_LEN = array("i", [len(label) for label in OP_LABELS])
+LABEL_AT = array("i", [sum(LABEL_LEN[:code]) for code in range(len(OP_LABELS))])
+_TOKEN = parameters.TOKEN
 
 _zeros = pa.py_buffer(bytes(1 << 16))
 
@@ -126,21 +128,6 @@ def _constant(kind: pa.DataType, code: str, n: int, value: int) -> pa.Array:
     return pa.Array.from_buffers(kind, n, [None, buffer])
 
 
-@cython.cfunc
-def _alike(
-    data: cython.const[cython.uchar][::1],
-    one: cython.Py_ssize_t,
-    other: cython.Py_ssize_t,
-    n: cython.Py_ssize_t,
-) -> cython.bint:
-    """Are these n bytes the same in both places?"""
-    k: cython.Py_ssize_t
-    for k in range(n):
-        if data[one + k] != data[other + k]:
-            return False
-    return True
-
-
 @cython.final
 @cython.cclass
 class _Gather:
@@ -148,7 +135,7 @@ class _Gather:
 
     table: FrameTable
     n = cython.declare(cython.Py_ssize_t, visibility="readonly")
-    chosen: cython.int[::1]
+    chosen: cython.const[cython.int][::1]
     all: cython.bint
 
     def __init__(self, table: FrameTable, rows: Sequence[int] | None) -> None:
@@ -157,11 +144,8 @@ class _Gather:
         self.n = table.count
         self.chosen = array("i")
         if rows is not None:
-            self.chosen = rows if isinstance(rows, (array, memoryview)) else array("i", rows)
+            self.chosen = table.chosen(rows)
             self.n = len(self.chosen)
-            for k in range(self.n):
-                if not 0 <= self.chosen[k] < table.count:
-                    raise IndexError(f"row {self.chosen[k]} of {table.count}")
 
     @cython.cfunc
     @cython.inline
@@ -295,10 +279,10 @@ class _Gather:
         k: cython.Py_ssize_t
         n: cython.Py_ssize_t = self.n
         op: cython.int
-        label_at: cython.int[::1] = _LABEL_AT
-        label_len: cython.int[::1] = _LABEL_LEN
+        label_at: cython.int[::1] = LABEL_AT
+        label_len: cython.int[::1] = LABEL_LEN
         out = Octets(8 * n + 1)
-        labels: bytes = _LABELS
+        labels: bytes = LABELS
         offsets = pa.allocate_buffer(4 * (n + 1))
         starts: cython.int[::1] = _cells(offsets, "i")
         starts[0] = 0
@@ -473,7 +457,6 @@ class _Scatter:
         starts: cython.const[cython.int][::1]
         data: cython.const[cython.uchar][::1]
         p: cython.p_const_uchar
-        q: cython.p_const_uchar
         column = self._column("op")
         if column is None or self.n == 0 or column.buffers()[2] is None:
             for row in range(self.n):
@@ -489,11 +472,7 @@ class _Scatter:
         for row in range(self.n):
             begin = starts[row]
             size = starts[row + 1] - begin
-            if cython.compiled:
-                q = p + last
-            else:
-                q = p[last:]
-            if size != last_size or not same(p, begin, q, size):
+            if size != last_size or not equal(p, begin, p, last, size):
                 label = bytes(p[begin : begin + size])
                 code = _OP_CODES.get(label, 0) if label else Op.PUBLISH
                 last, last_size = begin, size
@@ -506,18 +485,23 @@ class _Scatter:
         row: cython.Py_ssize_t
         starts: cython.const[cython.int][::1]
         data: cython.const[cython.uchar][::1]
+        p: cython.p_const_uchar
         column = self._column("dialect")
         if column is None or self.n == 0 or column.buffers()[2] is None:
             return 0
         _, offsets, values = column.buffers()
         starts = _cells(offsets, "i")[column.offset : column.offset + self.n + 1]
         data = _cells(values, "B")
+        if cython.compiled:
+            p = cython.address(data[0])
+        else:
+            p = data
         begin: cython.Py_ssize_t = 0
         size: cython.Py_ssize_t = -1
         hops: cython.bint = False
         for row in range(self.n):
             # Neighbours are mostly of one dialect: then its name was looked up already.
-            if starts[row + 1] - starts[row] != size or not _alike(data, begin, starts[row], size):
+            if starts[row + 1] - starts[row] != size or not equal(p, begin, p, starts[row], size):
                 begin, size = starts[row], starts[row + 1] - starts[row]
                 hops = bytes(data[begin : begin + size]).decode() in HOPS
             if hops:

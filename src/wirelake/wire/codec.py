@@ -14,7 +14,6 @@ caller decides whether anybody is told.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import cython
@@ -197,21 +196,25 @@ class Encoder:
         """
 
     def encode(self, table: FrameTable, rows: Sequence[int] | None = None) -> memoryview:
-        """The rows (all, or these) as one buffer of frames."""
+        """Return the rows (all, or these) as one buffer of frames, which is the caller's."""
         k: cython.Py_ssize_t
-        chosen: cython.int[::1]
+        start: cython.Py_ssize_t = 0
+        stop: cython.Py_ssize_t = table.count
+        chosen: cython.const[cython.int][::1]
         self.marked.size = 0
         table.read_headers()
         self.own = table.dialect == self.dialect
         self.hops = table.dialect in HOPS
-        if rows is None:
-            for k in range(table.count):
+        if rows is None or isinstance(rows, range):
+            if rows is not None:
+                start, stop = rows.start, rows.stop
+            if start < 0 or stop > table.count:
+                raise IndexError(f"rows {start} to {stop} of {table.count}")
+            for k in range(start, stop):
                 self._row(table, k)
         else:
-            chosen = rows if isinstance(rows, (array, memoryview)) else array("i", rows)
+            chosen = table.chosen(rows)
             for k in range(len(chosen)):
-                if not 0 <= chosen[k] < table.count:
-                    raise IndexError(f"row {chosen[k]} of {table.count}")
                 self._row(table, chosen[k])
         return self.out.take(self.keep)
 
@@ -240,39 +243,50 @@ class Encoder:
 
 
 def stamp_bits(
-    frames: cython.const[cython.uchar][::1], marks: cython.const[cython.uchar][::1], bits: int
+    frames: bytes | memoryview,
+    marks: cython.const[cython.uchar][::1],
+    bits: int,
+    *,
+    shared: bool = True,
 ) -> memoryview:
-    """Return a copy of frames in which each marked byte has these bits set."""
-    made = bytearray(frames)
+    """Set these bits in each marked byte; return a copy of frames, or frames if not `shared`."""
+    made = memoryview(bytearray(frames) if shared else frames)
     out: cython.uchar[::1] = made
     k: cython.Py_ssize_t
     at: cython.Py_ssize_t
+    end: cython.Py_ssize_t = len(out)
     mask: cython.int = bits
     for k in range(0, len(marks) - 3, 4):
-        at = _place(marks, k, len(made))
+        at = _place(marks, k, end)
         out[at] |= mask
-    return memoryview(made)
+    return made
 
 
 def stamp_numbers(
-    frames: cython.const[cython.uchar][::1],
+    frames: bytes | memoryview,
     marks: cython.const[cython.uchar][::1],
     numbers: Sequence[int],
+    *,
+    shared: bool = True,
 ) -> memoryview:
-    """Return a copy of frames with a number of two bytes, big-endian, at each mark."""
-    made = bytearray(frames)
+    """Write a number of two bytes, big-endian, at each mark.
+
+    Returns a copy of frames, or frames themselves if they are not `shared`.
+    """
+    made = memoryview(bytearray(frames) if shared else frames)
     out: cython.uchar[::1] = made
     k: cython.Py_ssize_t
     at: cython.Py_ssize_t
+    end: cython.Py_ssize_t = len(out) - 1
     number: cython.int
     if 4 * len(numbers) != len(marks):
         raise ValueError(f"{len(numbers)} numbers for {len(marks) // 4} marks")
     for k in range(len(numbers)):
-        at = _place(marks, 4 * k, len(made) - 1)
+        at = _place(marks, 4 * k, end)
         number = numbers[k]
         out[at] = (number >> 8) & 255
         out[at + 1] = number & 255
-    return memoryview(made)
+    return made
 
 
 @cython.cfunc

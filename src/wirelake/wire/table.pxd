@@ -10,7 +10,7 @@ cdef class FrameTable:
     cdef readonly Octets side
     cdef object owners
     cdef object reader
-    cdef object cells
+    cdef int[::1] cells
 
     cdef public int[::1] frame_at, frame_len, op, flags
     cdef public int[::1] address_at, address_len, payload_at, payload_len
@@ -28,6 +28,8 @@ cdef class FrameTable:
     cdef const unsigned char *target_p
 
     cdef int begin(self, object reader, str dialect, const unsigned char[::1] data) except -1
+    cpdef chosen(self, object rows)
+    cdef int _clear(self) except -1
     cdef int point(self, str field, const unsigned char[::1] data) except -1
     cdef int blank(self, Py_ssize_t row) except -1
     cpdef read_headers(self)
@@ -35,5 +37,6 @@ cdef class FrameTable:
     cdef int put_id(self, Octets out, Py_ssize_t row) except -1
     cdef int side_at(self) except? 0
     cdef bytes _bytes(self, const unsigned char *p, int at, int n)
+    cdef _apart(self, Py_ssize_t row, object headers)
     cdef tuple _keep(self, object value)
     cdef Py_ssize_t _row(self, Py_ssize_t row) except -1

@@ -15,16 +15,20 @@ for it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import cython
 
-from wirelake.message import Flag, Message, Op
+from wirelake.message import NO_PARAMETERS, Flag, Message, Op, Parameters
+from wirelake.wire.parameters import HEADERS
 
 if cython.compiled:
+    from cython.cimports.libc.string import memset
+    from cython.cimports.wirelake.wire import parameters
     from cython.cimports.wirelake.wire.octets import Octets, uint32
 else:
+    from wirelake.wire import parameters
     from wirelake.wire.octets import Octets, uint32
 
 #: Row flag, of the wire's own: the headers are still in their dialect's form.
@@ -33,7 +37,11 @@ UNREAD = 1 << 12
 #: Row flag, of the wire's own: the frame carries a token, so it is not for others to see.
 SECRET = 1 << 13
 
+#: The first of the row flags that each dialect has for itself; no other dialect looks at them.
+OWN = 1 << 14
+
 _ACK = cython.declare(cython.int, Op.ACK)
+_DOLLAR = cython.declare(cython.int, ord("$"))
 #: The payload of a single message is copied only if it has fewer bytes.
 _LARGE = cython.declare(cython.Py_ssize_t, 64 << 10)
 _UNREAD = cython.declare(cython.int, UNREAD)
@@ -41,13 +49,8 @@ _UNREAD = cython.declare(cython.int, UNREAD)
 _FLAGS = [Flag(bits) for bits in range(sum(Flag) + 1)]
 _PUBLIC_FLAGS = sum(Flag)
 
-_COLUMNS = (
-    "frame_at", "frame_len", "op", "flags",
-    "address_at", "address_len", "payload_at", "payload_len",
-    "id_at", "id_len", "correlation_at", "correlation_len",
-    "source_at", "source_len", "target_at", "target_len",
-    "headers_at", "headers_len", "content_type", "priority", "ttl", "ticket",
-)  # fmt: skip
+#: The columns that `FrameTable.__init__` names, each of 32-bit integers.
+_COLUMNS = 22
 _OPS = list(Op)
 
 
@@ -67,9 +70,11 @@ class FrameTable:
         self.side = Octets(1024)
         self.reader: Any = None
         self.owners: Any = None
-        cells = memoryview(array("i", [0]) * (capacity * len(_COLUMNS)))
+        # Columns that are a power of two apart would share the same few lines of the cache.
+        stride = capacity + 16 if capacity > 64 else capacity
+        cells = memoryview(array("i", [0]) * (stride * _COLUMNS))
         self.cells = cells
-        columns = [cells[k * capacity : (k + 1) * capacity] for k in range(len(_COLUMNS))]
+        columns = [cells[k * stride : k * stride + capacity] for k in range(_COLUMNS)]
         (
             self.frame_at, self.frame_len, self.op, self.flags,
             self.address_at, self.address_len, self.payload_at, self.payload_len,
@@ -89,11 +94,12 @@ class FrameTable:
     ) -> cython.int:
         """Empty the table, for rows whose fields lie in `data`."""
         p: cython.p_const_uchar
-        if self.mixed or dialect != self.dialect:
+        if reader is None:
+            self.mixed = self.mixed or dialect != self.dialect
+        elif self.mixed or dialect != self.dialect:
             # A scanner writes only the columns that its dialect has.
             self.mixed = False
-            memoryview(self.cells).cast("B")[:] = bytes(4 * len(self.cells))
-            memoryview(self.sent).cast("B")[:] = bytes(8 * self.capacity)
+            self._clear()
         self.count = 0
         self.side.clear()
         self.dialect = dialect
@@ -111,6 +117,16 @@ class FrameTable:
         self.correlation_p = p
         self.source_p = p
         self.target_p = p
+        return 0
+
+    def _clear(self) -> cython.int:
+        """Make every cell 0."""
+        if cython.compiled:
+            memset(cython.address(self.cells[0]), 0, 4 * len(self.cells))
+            memset(cython.address(self.sent[0]), 0, 8 * len(self.sent))
+        else:
+            self.cells.cast("B")[:] = bytes(4 * len(self.cells))
+            memoryview(self.sent).cast("B")[:] = bytes(8 * len(self.sent))
         return 0
 
     def release(self) -> None:
@@ -209,11 +225,24 @@ class FrameTable:
         return self._bytes(self.payload_p, self.payload_at[row], self.payload_len[row])
 
     def headers(self, row: cython.Py_ssize_t) -> dict[str, str]:
-        """A row's headers."""
-        self._row(row)
+        """A row's headers in the wire's form: the user's, then the parameters of its op."""
+        headers: dict[str, str] = {}
+        said = self._apart(self._row(row), headers)
+        if said is not NO_PARAMETERS:
+            for header, text in parameters.written(said):
+                headers[header.decode()] = text.decode()
+        return headers
+
+    def parameters(self, row: cython.Py_ssize_t) -> Parameters:
+        """The parameters of a row's op."""
+        return self._apart(self._row(row), None)
+
+    def _apart(self, row: cython.Py_ssize_t, headers: Any) -> Parameters:
+        """Put a row's headers into a dictionary, if there is one; return its parameters."""
         if self.flags[row] & _UNREAD:
             self.read_headers()
-        headers = {}
+        values: Any = None
+        known: cython.int = 0
         at: cython.Py_ssize_t = -1 - self.headers_at[row]
         end: cython.Py_ssize_t = at + self.headers_len[row]
         key: cython.Py_ssize_t
@@ -222,15 +251,27 @@ class FrameTable:
             key = uint32(self.side.data, at)
             value = uint32(self.side.data, at + 4)
             at += 8
-            name = bytes(self.side.data[at : at + key]).decode()
-            headers[name] = bytes(self.side.data[at + key : at + key + value]).decode()
+            if key and self.side.data[at] == _DOLLAR:
+                if values is None:
+                    values = parameters.begin()
+                name = bytes(self.side.data[at : at + key])
+                text = bytes(self.side.data[at + key : at + key + value]).decode()
+                if parameters.take(values, name, text):
+                    known += 1
+                elif headers is not None:
+                    headers[name.decode()] = text
+            elif headers is not None:
+                name = bytes(self.side.data[at : at + key])
+                headers[name.decode()] = bytes(self.side.data[at + key : at + key + value]).decode()
             at += key + value
-        return headers
+        return parameters.finish(values, _OPS[self.op[row]]) if known else NO_PARAMETERS
 
     def message(self, row: cython.Py_ssize_t, timestamp: int = 0) -> Message:
         """A row as a message of its own, independent of the buffer."""
         self._row(row)
         identity = self._bytes(self.id_p, self.id_at[row], self.id_len[row])
+        headers: dict[str, str] = {}
+        said = self._apart(row, headers)
         return Message(
             address=self.address(row).decode(),
             payload=self.payload(row),
@@ -244,12 +285,24 @@ class FrameTable:
             priority=self.priority[row],
             ttl=self.ttl[row],
             ticket=self.ticket[row],
-            headers=self.headers(row),
+            headers=headers,
             flags=_FLAGS[self.flags[row] & _PUBLIC_FLAGS],
             timestamp=timestamp,
             dialect=self.dialect,
             op=_OPS[self.op[row]],
+            parameters=said,
         )
+
+    def chosen(self, rows: Sequence[int]) -> Any:
+        """Return these rows as integers of C; raises IndexError where one is not there."""
+        cells: cython.const[cython.int][::1]
+        k: cython.Py_ssize_t
+        made = rows if isinstance(rows, (array, memoryview)) else array("i", rows)
+        cells = made
+        for k in range(len(cells)):
+            if not 0 <= cells[k] < self.count:
+                raise IndexError(f"row {cells[k]} of {self.count}")
+        return made
 
     def messages(self, timestamp: int = 0) -> Iterator[Message]:
         """All rows as messages."""
@@ -285,7 +338,10 @@ class FrameTable:
             self.target_at[row], self.target_len[row] = self._keep(message.target)
             start = self.side_at()
             for name, value in message.headers.items():
-                self.put_header(name.encode(), value.encode())
+                if name not in HEADERS:  # the `$` is not a user's (decision 20)
+                    self.put_header(name.encode(), value.encode())
+            if message.parameters is not NO_PARAMETERS:
+                parameters.put(message.parameters, self.side)
             self.headers_at[row] = start
             self.headers_len[row] = start - self.side_at()
         self.count = len(batch)
@@ -307,6 +363,7 @@ class FrameTable:
             row = rows[k]
             self.blank(k)
             self.frame_at[k] = self.frame_len[k] = 0
+            self.sent[k] = 0
             self.op[k] = op
             self.ticket[k] = asked.ticket[row]
             self.id_at[k] = self.side_at()
@@ -323,6 +380,119 @@ class FrameTable:
                 self.address_len[k] = asked.address_len[row]
                 asked.put(self.side, asked.address_p, asked.address_at[row], self.address_len[k])
         self.count = len(rows)
+
+    def derive(
+        self,
+        source: FrameTable,
+        rows: cython.const[cython.int][::1],
+        op: cython.int,
+        *,
+        address: bytes,
+        dialect: str,
+        sender: Any = None,
+        target: bytes = b"",
+        kept_flags: cython.int = 0,
+        flags: cython.int = 0,
+        first_id: cython.longlong = -1,
+        headers: bytes = b"",
+        whole: cython.bint = True,
+    ) -> None:
+        """Replace all rows by copies of rows of another table, which need it no more afterwards.
+
+        They have another op, one address, and one sender, where that is not None. A row without an
+        id gets `q` and a number, counted from `first_id`, where that is not negative. `headers`
+        follow the row's own, in the one form. Where the copy is not `whole`, it has only who sent
+        what to whom: address, id, sender, target and these headers.
+        """
+        k: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        begin: cython.int
+        said: cython.int
+        to: cython.int
+        of: cython.int = 0
+        size: cython.int
+        own: cython.bint = sender is None
+        text: bytes
+        if len(rows) > self.capacity:
+            raise ValueError(f"{len(rows)} rows in a table of {self.capacity}")
+        if whole:
+            source.read_headers()
+        self.begin(None, dialect, b"")
+        self.mixed = True
+        begin = self.side_at()
+        self.side.put_bytes(address)
+        to = self.side_at()
+        self.side.put_bytes(target)
+        if not own:
+            of = self.side_at()
+            self.side.put_bytes(sender)
+        said = self.side_at()
+        self.side.put_bytes(headers)
+        for k in range(len(rows)):
+            row = rows[k]
+            if not 0 <= row < source.count:
+                raise IndexError(f"row {row} of {source.count}")
+            self.blank(k)
+            self.frame_at[k] = self.frame_len[k] = 0
+            self.sent[k] = 0
+            self.op[k] = op
+            self.flags[k] = (source.flags[row] & kept_flags) | flags
+            self.address_at[k] = begin
+            self.address_len[k] = len(address)
+            self.target_at[k] = to
+            self.target_len[k] = len(target)
+            if own:
+                self.source_at[k] = self.side_at()
+                self.source_len[k] = source.source_len[row]
+                source.put(
+                    self.side, source.source_p, source.source_at[row], source.source_len[row]
+                )
+            else:
+                self.source_at[k] = of
+                self.source_len[k] = len(sender)
+            self.id_at[k] = self.side_at()
+            if source.id_len[row]:
+                source.put_id(self.side, row)
+            elif first_id >= 0:
+                text = b"q%d" % (first_id + k)
+                self.side.put_bytes(text)
+            self.id_len[k] = self.id_at[k] - self.side_at()
+            self.headers_at[k] = said
+            self.headers_len[k] = len(headers)
+            if not whole:
+                continue
+            self.content_type[k] = source.content_type[row]
+            self.priority[k] = source.priority[row]
+            self.ttl[k] = source.ttl[row]
+            self.correlation_at[k] = self.side_at()
+            self.correlation_len[k] = source.correlation_len[row]
+            source.put(
+                self.side,
+                source.correlation_p,
+                source.correlation_at[row],
+                source.correlation_len[row],
+            )
+            self.payload_at[k] = self.side_at()
+            self.payload_len[k] = source.payload_len[row]
+            source.put(self.side, source.payload_p, source.payload_at[row], source.payload_len[row])
+            if source.headers_len[row]:
+                size = source.headers_len[row]
+                self.headers_at[k] = self.side_at()
+                self.side.put(source.side.data, -1 - source.headers_at[row], size)
+                self.side.put_bytes(headers)
+                self.headers_len[k] = size + len(headers)
+        self.count = len(rows)
+
+    def ids(self, rows: cython.const[cython.int][::1]) -> list[str]:
+        """The ids of rows, as text."""
+        k: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        found: list[str] = []
+        for k in range(len(rows)):
+            row = self._row(rows[k])
+            identity = self._bytes(self.id_p, self.id_at[row], self.id_len[row])
+            found.append(identity.hex() if self.raw_ids else identity.decode())
+        return found
 
     def put_header(self, name: bytes, value: bytes) -> None:
         """Append one header, in the one form, to the side buffer."""

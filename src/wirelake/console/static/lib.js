@@ -8,13 +8,14 @@ import htm from "./vendor/htm.js";
 export const html = htm.bind(h);
 export { Fragment, h, render };
 /** @type {typeof import("preact/hooks")} */
-const { useEffect, useMemo, useRef, useState } = /** @type {any} */ (hooks);
-export { useEffect, useMemo, useRef, useState };
+const { useEffect, useLayoutEffect, useMemo, useRef, useState } = /** @type {any} */ (hooks);
+export { useEffect, useLayoutEffect, useMemo, useRef, useState };
 
 /**
  * Who is logged in, as `/v1/session` tells it.
  * @typedef {{name: string, admin: boolean, open: boolean, stranger: boolean, csrf: string,
  *   version: string, dialects: string[], log: boolean, sql: boolean,
+ *   about: Record<string, {family: string, colour: string, port: number}>,
  *   rights: Record<string, string[]>}} Session
  */
 
@@ -65,17 +66,17 @@ export const inPath = (text) => text.split("/").map(encodeURIComponent).join("/"
  * The figures of some parts, and the messages of some filters, as long as the page is shown. There is
  * one stream a page; after a failure it is opened again, at first at once and then ever more slowly.
  * @param {string[]} parts
- * @param {{filters?: string[], rate?: number, onMessages?: (told: any) => void, paused?: boolean}} [options]
+ * @param {{filters?: string[], watch?: string[], rate?: number, onMessages?: (told: any) => void, paused?: boolean}} [options]
  */
 export function useLive(parts, options = {}) {
-  const { filters = [], rate = 200, paused = false } = options;
+  const { filters = [], watch = [], rate = 200, paused = false } = options;
   const [figures, setFigures] = useState(/** @type {any} */ (null));
   const [problem, setProblem] = useState("");
   const handler = useRef(options.onMessages);
   handler.current = options.onMessages;
-  const key = JSON.stringify([parts, filters, rate]);
+  const key = JSON.stringify([parts, filters, watch, rate]);
   useEffect(() => {
-    if (paused || (!parts.length && !filters.length)) return undefined;
+    if (paused || (!parts.length && !filters.length && !watch.length)) return undefined;
     /** @type {EventSource | null} */
     let source = null;
     let timer = 0;
@@ -84,6 +85,7 @@ export function useLive(parts, options = {}) {
     const query = new URLSearchParams();
     parts.forEach((part) => query.append("part", part));
     filters.forEach((filter) => query.append("filter", filter));
+    watch.forEach((filter) => query.append("watch", filter));
     query.set("rate", String(rate));
     const retry = async () => {
       source?.close();
@@ -260,8 +262,8 @@ export function payloadKind(message) {
   return "text";
 }
 
-/** The class of a dialect's colour. @param {string} dialect */
-export const colour = (dialect) => `dot ${(dialect || "none").replace(".", "_")}`;
+/** The colour of a dialect, as the broker's registry has it. @param {string} dialect */
+export const colourOf = (dialect) => state.session?.about?.[dialect]?.colour ?? "var(--none)";
 
 /** Let a browser keep a text as a file. @param {string} name @param {BlobPart} content @param {string} type */
 export function save(name, content, type) {
@@ -283,4 +285,54 @@ export function place() {
 export function to(page, query = {}) {
   const text = new URLSearchParams(Object.entries(query).map(([k, v]) => [k, String(v)])).toString();
   return `#/${page}${text ? `?${text}` : ""}`;
+}
+
+/**
+ * Keeps the focus where it was while what has it is moved or drawn anew: give the answer to `ref`.
+ * A browser takes the focus from an element that is moved, which lists do whose order changes.
+ */
+export function useKeptFocus() {
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const held = useRef(/** @type {HTMLElement | null} */ (null));
+  const active = document.activeElement;
+  held.current = active instanceof HTMLElement && box.current?.contains(active) ? active : null;
+  useLayoutEffect(() => {
+    const was = held.current;
+    if (was && document.activeElement !== was && box.current?.contains(was)) was.focus({ preventScroll: true });
+  });
+  return box;
+}
+
+/**
+ * Up, down, Home and End move between the elements of a list; others go to `also`.
+ * @param {string} items a selector @param {(event: KeyboardEvent, item: HTMLElement) => void} [also]
+ */
+export const arrows = (items, also) => (/** @type {KeyboardEvent} */ event) => {
+  const box = /** @type {HTMLElement} */ (event.currentTarget);
+  const all = /** @type {HTMLElement[]} */ ([...box.querySelectorAll(items)]);
+  const here = event.target instanceof Element ? event.target.closest(items) : null;
+  const at = all.findIndex((one) => one === here);
+  const next = { ArrowDown: at + 1, ArrowUp: Math.max(0, at - 1), Home: 0, End: all.length - 1 }[event.key];
+  if (event.target instanceof HTMLInputElement && !["checkbox", "radio"].includes(event.target.type)) return;
+  if (next !== undefined && all.length) {
+    event.preventDefault();
+    all[Math.min(next, all.length - 1)].focus();
+  } else if (at >= 0) also?.(event, all[at]);
+};
+
+/**
+ * The row of the log that a page was asked for, by its offset or else by its time. A row that was
+ * delivered this moment may not be durable yet, so it is looked for twice.
+ * @param {URLSearchParams} query @returns {Promise<any>} null where there is none
+ */
+export async function findRow(query) {
+  const [address, time, offset] = ["address", "time", "offset"].map((name) => query.get(name) ?? "");
+  /** @type {Record<string, string>} */
+  const which = offset ? { offset, limit: "1" } : { time_from: time, time_to: String(Number(time) + 1), limit: "1" };
+  for (const wait of [0, 400]) {
+    await new Promise((done) => setTimeout(done, wait));
+    const { rows } = await ask(`/v1/rows?${new URLSearchParams({ ...(address && { filter: address }), ...which })}`);
+    if (rows[0] && (!offset || `${rows[0].partition}:${rows[0].offset}` === offset)) return rows[0];
+  }
+  return null;
 }

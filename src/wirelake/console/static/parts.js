@@ -2,14 +2,16 @@
 
 import plot from "./vendor/uplot.js";
 import {
+  arrows,
   clock,
-  colour,
+  colourOf,
   duration,
   hexLines,
   html,
   payloadBytes,
   payloadKind,
   useEffect,
+  useKeptFocus,
   useRef,
   useState,
   visible,
@@ -21,30 +23,42 @@ const Plot = plot;
 /** Text that came over a wire: nothing hidden, and it turns nothing around. @param {{v: any}} props */
 export const T = ({ v }) => html`<bdi>${visible(v)}</bdi>`;
 
-/** @param {{title: any, aside?: any, wide?: boolean, children?: any, id?: string}} props */
-export function Card({ title, aside, wide, children, id }) {
-  return html`<section class=${wide ? "card wide" : "card"} id=${id} aria-label=${typeof title === "string" ? title : undefined}>
+/** @param {{title: any, aside?: any, wide?: boolean, children?: any, id?: string, kind?: string}} props */
+export function Card({ title, aside, wide, children, id, kind = "" }) {
+  return html`<section class=${`card ${wide ? "wide" : ""} ${kind}`} id=${id} aria-label=${typeof title === "string" ? title : undefined}>
     <h2>${title}${aside && html`<span class="soft">${aside}</span>`}</h2>${children}
   </section>`;
 }
 
-/** @param {{value: any, name: string, href?: string, kind?: string}} props */
-export function Tile({ value, name, href, kind }) {
+/** A figure, perhaps with its last minutes. @param {{value: any, name: string, href?: string, kind?: string, past?: number[], more?: any}} props */
+export function Tile({ value, name, href, kind, past, more }) {
   const shown = html`<b class=${kind}>${value}</b>`;
-  return html`<div class="tile">${href ? html`<a href=${href}>${shown}</a>` : shown}<span class="soft">${name}</span></div>`;
+  return html`<div class="tile">${href ? html`<a href=${href}>${shown}<span class="soft">${name}</span></a>` : html`${shown}<span class="soft">${name}</span>`}
+    ${more && html`<small class="soft">${more}</small>`}${past && past.length > 1 && html`<${Sparkline} values=${past} />`}</div>`;
+}
+
+/** @param {{values: number[]}} props */
+function Sparkline({ values }) {
+  const most = Math.max(1, ...values);
+  const line = values.map((value, at) => `${((100 * at) / (values.length - 1)).toFixed(1)},${(21 - (19 * value) / most).toFixed(1)}`).join(" ");
+  return html`<svg class="sparkline" viewBox="0 0 100 22" preserveAspectRatio="none" aria-hidden="true"><polygon points=${`0,22 ${line} 100,22`}></polygon><polyline points=${line}></polyline></svg>`;
 }
 
 /** @param {{of: string}} props */
-export const Dialect = ({ of }) => html`<span class="nowrap"><i class=${colour(of)}></i>${visible(of) || "broker"}</span>`;
+export const Dialect = ({ of }) => html`<span class="nowrap"><i class="dot" style=${{ background: colourOf(of) }}></i>${visible(of) || "broker"}</span>`;
+
+/** A spot in the colour of a dialect. @param {{of: string}} props */
+export const Dot = ({ of }) => html`<i class="dot" role="img" aria-label=${visible(of) || "broker"} title=${visible(of)} style=${{ background: colourOf(of) }}></i>`;
 
 /**
  * A table whose columns can be sorted by.
  * @param {{columns: {key: string, title: string, number?: boolean, show?: (row: any) => any, wide?: boolean,
- *   value?: (row: any) => any}[], rows: any[], name: string, id?: (row: any) => any, empty?: string,
+ *   value?: (row: any) => any, name?: string}[], rows: any[], name: string, id?: (row: any) => any, empty?: string,
  *   selected?: any, onPick?: (row: any) => void, sort?: string, most?: number}} props
  */
 export function Table({ columns, rows, name, id, empty = "None.", selected, onPick, sort = "", most = 500 }) {
   const [by, setBy] = useState({ key: sort.replace("-", ""), down: sort.startsWith("-") });
+  const box = useKeptFocus();
   if (!rows.length) return html`<p class="soft">${empty}</p>`;
   const column = columns.find((one) => one.key === by.key);
   const value = column?.value ?? ((/** @type {any} */ row) => row[by.key]);
@@ -55,28 +69,54 @@ export function Table({ columns, rows, name, id, empty = "None.", selected, onPi
         return by.down ? -order : order;
       })
     : rows;
-  return html`<div class="scroll" tabindex="0" role="region" aria-label=${name}>
-    <table aria-label=${name}>
+  const shown = sorted.slice(0, most);
+  const keys = shown.map((row, at) => (id ? id(row) : at));
+  // Of rows that can be picked one is in the order of Tab; arrows go to the others.
+  const entry = Math.max(0, keys.indexOf(selected));
+  const pick = (/** @type {any} */ event, /** @type {HTMLElement} */ row) => {
+    if (event.target !== row || (event.key !== "Enter" && event.key !== " ")) return;
+    event.preventDefault();
+    row.click();
+  };
+  return html`<div class="scroll" ref=${box} tabindex=${onPick ? -1 : 0} role="region" aria-label=${name}>
+    <table aria-label=${name} onKeyDown=${onPick && arrows("tbody tr", pick)}>
       <thead><tr>${columns.map(
         (one) => html`<th class=${one.number ? "n" : ""} scope="col"
           aria-sort=${by.key === one.key ? (by.down ? "descending" : "ascending") : undefined}>
           ${one.title ? html`<button onClick=${() => setBy({ key: one.key, down: by.key === one.key ? !by.down : !!one.number })}>
-            ${one.title}${by.key === one.key ? (by.down ? " ↓" : " ↑") : ""}</button>` : html`<span class="soft">·</span>`}</th>`,
+            ${one.title}${by.key === one.key ? (by.down ? " ↓" : " ↑") : ""}</button>` : html`<span class="hidden">${one.name ?? one.key}</span>`}</th>`,
       )}</tr></thead>
-      <tbody>${sorted.slice(0, most).map((row, at) => {
-        const key = id ? id(row) : at;
-        return html`<tr key=${key} class=${onPick ? "pick" : ""} aria-selected=${onPick && selected !== undefined ? String(selected === key) : undefined}
+      <tbody>${shown.map(
+        (row, at) => html`<tr key=${keys[at]} class=${onPick ? "pick" : ""} tabindex=${onPick ? (at === entry ? 0 : -1) : undefined}
+          aria-selected=${onPick && selected !== undefined ? String(selected === keys[at]) : undefined}
           onClick=${onPick && (() => onPick(row))}>
           ${columns.map((one) => html`<td class=${one.number ? "n" : one.wide ? "t" : ""}>${one.show ? one.show(row) : html`<${T} v=${row[one.key]} />`}</td>`)}
-        </tr>`;
-      })}</tbody>
+        </tr>`,
+      )}</tbody>
     </table>
     ${sorted.length > most && html`<p class="soft">${sorted.length - most} more are not shown.</p>`}
   </div>`;
 }
 
-/** The colours of this moment, from the style sheet. @param {string} name */
-export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const probe = document.createElement("i");
+
+/** A colour of the style sheet as it is in this moment: a canvas knows no variables. @param {string} name */
+export function css(name) {
+  if (!probe.isConnected) document.body.append(probe);
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
+}
+
+/**
+ * One of a few, as buttons side by side.
+ * @param {{name: string, of: (string | [string, any])[], value: any, onChange: (value: any) => void}} props
+ */
+export function Choice({ name, of, value, onChange }) {
+  return html`<span class="choice" role="group" aria-label=${name}>${of.map((one) => {
+    const [title, mine] = Array.isArray(one) ? one : [one, one];
+    return html`<button type="button" aria-pressed=${String(mine === value)} onClick=${() => onChange(mine)}>${title}</button>`;
+  })}</span>`;
+}
 
 /** Hours and minutes of seconds since 1970, and seconds where there are some. @param {number} time */
 function timeOfDay(time) {
@@ -93,6 +133,7 @@ function timeOfDay(time) {
 export function Chart({ times, series, height = 190, format = String, label, onSelect, bars = false }) {
   const place = useRef(/** @type {HTMLElement | null} */ (null));
   const chart = useRef(/** @type {any} */ (null));
+  const [at, setAt] = useState(/** @type {number | null} */ (null));
   const names = series.map((one) => one.name).join();
   const stacked = [];
   /** @type {number[]} */
@@ -109,7 +150,7 @@ export function Chart({ times, series, height = 190, format = String, label, onS
     const make = () => {
       chart.current?.destroy();
       const axis = { stroke: css("soft"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line") } };
-      const colours = series.map((one) => css((one.colour ?? one.name).replace(".", "_")) || css("accent"));
+      const colours = series.map((one) => (one.colour ? css(one.colour) : colourOf(one.name).startsWith("#") ? colourOf(one.name) : css("none")));
       chart.current = new Plot(
         {
           width: Math.max(element.clientWidth, 120),
@@ -119,10 +160,11 @@ export function Chart({ times, series, height = 190, format = String, label, onS
           scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _low, /** @type {number} */ high) => [0, Math.max(1, high * 1.08)] } },
           axes: [{ ...axis, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(timeOfDay) }, { ...axis, size: 58, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(format) }],
           series: [{}, ...[...colours].reverse().map((one) => ({ stroke: one, fill: one, width: 1, points: { show: false }, ...(bars && { paths: Plot.paths.bars({ size: [0.85, 60] }) }) }))],
-          hooks: onSelect && {
+          hooks: {
+            setCursor: [(/** @type {any} */ u) => setAt(u.cursor.idx ?? null)],
             setSelect: [
               (/** @type {any} */ u) => {
-                if (u.select.width > 4) onSelect(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"));
+                if (onSelect && u.select.width > 4) onSelect(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"));
               },
             ],
           },
@@ -135,16 +177,20 @@ export function Chart({ times, series, height = 190, format = String, label, onS
     const observer = new ResizeObserver(() => chart.current?.setSize({ width: Math.max(element.clientWidth, 120), height }));
     observer.observe(element);
     dark.addEventListener("change", make);
+    window.addEventListener("wirelake-theme", make);
     return () => {
       observer.disconnect();
       dark.removeEventListener("change", make);
+      window.removeEventListener("wirelake-theme", make);
       chart.current?.destroy();
       chart.current = null;
     };
   }, [names, height]);
   useEffect(() => chart.current?.setData(data));
   const last = sums[sums.length - 1] ?? 0;
-  return html`<div class="plot" ref=${place} role="img" aria-label=${`${label}: now ${format(last)}, at most ${format(Math.max(0, ...sums))}`}></div>`;
+  const read = at !== null && at < times.length ? at : null;
+  return html`<div class="plotbox"><div class="readout soft" aria-hidden="true">${read !== null && html`${timeOfDay(times[read])} ${series.map((one) => html`<span class="nowrap">${series.length > 1 && html`<${Dot} of=${one.name} />`}${format(one.values[read] ?? 0)}</span> `)}${series.length > 1 && html`<b>${format(sums[read])}</b>`}`}</div>
+    <div class="plot" ref=${place} role="img" aria-label=${`${label}: now ${format(last)}, at most ${format(Math.max(0, ...sums))}`}></div></div>`;
 }
 
 /** @param {{series: {name: string, colour?: string}[]}} props */
@@ -193,8 +239,8 @@ export function Payload({ message }) {
   else if (form === "CBOR") text = JSON.stringify(message.cbor, null, 2);
   else if (form === "hex") text = hexLines(data);
   else text = new TextDecoder().decode(data);
-  return html`<div class="row" role="group" aria-label="Form of the payload">
-      ${forms.map((one) => html`<button aria-pressed=${String(one === form)} class=${one === form ? "main" : ""} onClick=${() => setForm(one)}>${one}</button>`)}
+  return html`<div class="row">
+      <${Choice} name="Form of the payload" of=${forms} value=${form} onChange=${setForm} />
       <span class="soft">${(message.size ?? data.length).toLocaleString("en")} bytes${message.cut ? ", cut here; the log has all" : ""}</span>
     </div>
     <pre tabindex="0" aria-label="Payload"><bdi>${visible(text, "\n\t")}</bdi></pre>`;
@@ -218,7 +264,12 @@ export function Message({ message, children }) {
 /** A question before something cannot be undone. @param {{title: string, children?: any, verb: string, onDo: () => void, onClose: () => void}} props */
 export function Confirm({ title, children, verb, onDo, onClose }) {
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  useEffect(() => dialog.current?.showModal(), []);
+  useEffect(() => {
+    // Whoever opened it has the focus again when it closes, if it is still there.
+    const before = document.activeElement;
+    dialog.current?.showModal();
+    return () => before instanceof HTMLElement && before.isConnected && before.focus();
+  }, []);
   return html`<dialog class="dialog" ref=${dialog} onClose=${onClose} aria-label=${title}>
     <h2>${title}</h2>${children}
     <div class="row"><button class="main" onClick=${() => { dialog.current?.close(); onDo(); }}>${verb}</button>

@@ -30,7 +30,7 @@ else:
     from wirelake.wire.table import FrameTable
 
 from wirelake.dialects.dialect import NO
-from wirelake.wire import codec
+from wirelake.wire import codec, parameters
 
 #: Where a message without a topic goes, unless `$topic` said otherwise (decision 8).
 DEFAULT_ADDRESS = b"boson"
@@ -500,7 +500,7 @@ class BosonTextScanner(Scanner):
             table.put(self.topic, table.address_p, table.address_at[row], table.address_len[row])
             self.start(table)
         elif op == _AUTH:
-            self._put_header(table, row, b"$token", self._text(table, row, self.max_headers))
+            self._put_header(table, row, parameters.TOKEN, self._text(table, row, self.max_headers))
             table.payload_len[row] = 0
         elif op == _ERROR:
             self._split_code(table, row)
@@ -514,7 +514,7 @@ class BosonTextScanner(Scanner):
         n: cython.int = min(len(code) + 1, table.payload_len[row])
         table.payload_at[row] = _further(table.payload_at[row], n)
         table.payload_len[row] -= n
-        return self._put_header(table, row, b"$code", code)
+        return self._put_header(table, row, parameters.CODE, code)
 
     @cython.cfunc
     def _text(
@@ -636,9 +636,9 @@ class BosonTextEncoder(Encoder):
         if topic is None:
             return _SKIP_OP
         if op == _ERROR:
-            head = table.headers(row).get("$code", "").encode() + b" "
+            head = table.parameters(row).code.encode() + b" "
         elif op == _AUTH:
-            head = table.headers(row).get("$token", "").encode()
+            head = table.parameters(row).token.encode()
             n = 0
         elif op in _ADDRESSED:
             head = table.address(row)

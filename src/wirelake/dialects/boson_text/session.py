@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from wirelake.broker.route import clear_flag
 from wirelake.broker.session import Session
 from wirelake.errors import RefusedError
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 if TYPE_CHECKING:
     from array import array
@@ -49,7 +49,7 @@ class BosonTextSession(Session):
                     self.node.topics.check_publish(self, message.address)
                 self.default = message.address
             case Op.AUTH:
-                self.node.clients.authenticate(self, message.headers.get("$token", ""))
+                self.node.clients.authenticate(self, message.parameters.token)
             case Op.PING:
                 self.send(Message(op=Op.PONG, payload=message.payload))
                 return
@@ -89,6 +89,6 @@ class BosonTextSession(Session):
                 op=Op.ERROR,
                 correlation_id=correlation,
                 payload=error.text.encode(),
-                headers={"$code": error.code},
+                parameters=Parameters(code=error.code),
             )
         )

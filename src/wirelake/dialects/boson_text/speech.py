@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from wirelake.client.speech import Ask, Heard, Sort, Speech, refusal
 from wirelake.errors import ConfigError
-from wirelake.message import Message, Op
+from wirelake.message import Message, Op, Parameters
 
 
 class BosonTextSpeech(Speech):
@@ -24,7 +24,7 @@ class BosonTextSpeech(Speech):
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """`$auth` with a token; without one a ping, to be heard of."""
         if token:
-            yield self.control(Message(op=Op.AUTH, headers={"$token": token}))
+            yield self.control(Message(op=Op.AUTH, parameters=Parameters(token=token)))
         else:
             yield self.ping()
 

@@ -149,12 +149,7 @@ class KoboldEncoder(Encoder):
         """The sender's time: as it was read, or as a header says."""
         if table.sent[row] or table.headers_len[row] == 0:
             return table.sent[row]
-        text = table.headers(row).get("$timestamp", "")
-        try:
-            number = int(text) if len(text) <= 20 else 0
-        except ValueError:
-            return 0
-        return number if -(1 << 63) <= number < 1 << 63 else 0
+        return table.parameters(row).timestamp or 0
 
     @cython.cfunc
     def _entries(

@@ -41,6 +41,7 @@ else:
     from wirelake.wire.octets import Octets, decimal, find_crlf, find_name, is_utf8, same, uint32
     from wirelake.wire.table import FrameTable
 
+from wirelake.wire import parameters
 from wirelake.wire import table as frame_table
 from wirelake.wire.octets import pack_names
 
@@ -70,7 +71,7 @@ _CONTENT_FIELD = cython.declare(cython.int, FIELDS.index("content"))
 _TIMESTAMP_FIELD = cython.declare(cython.int, FIELDS.index("timestamp"))
 _METADATA_FIELD = cython.declare(cython.int, FIELDS.index("metadata"))
 
-_TIMESTAMP = b"$timestamp"
+_TIMESTAMP = parameters.TIMESTAMP
 _NULL = cython.declare(cython.int, 0xF6)  # CBOR's, which stands for absent
 _MAX_OP = cython.declare(cython.int, len(OPS) - 1)
 _ID = cython.declare(cython.int, KEYS.index("id"))

@@ -6,6 +6,7 @@ from wirelake.dialects.kobold.scanner import KoboldScanner
 from wirelake.dialects.op_session import OpSession
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Message
+from wirelake.wire import FrameTable
 
 #: How long an undecided first frame is waited on (decision 15), in seconds.
 SETTLE_AFTER = 0.2
@@ -32,8 +33,16 @@ class KoboldSession(OpSession):
         self.scanner.settle()
         self.link.receive_again()
 
+    def control_rows(self, table: FrameTable, row: int, now: float) -> int:
+        """Do what several rows ask for, and answer in kind."""
+        self._answer_in_kind()
+        return super().control_rows(table, row, now)
+
     def control(self, message: Message, now: float) -> None:
         """Do what one message asks for, and answer in kind."""
+        self._answer_in_kind()
+        super().control(message, now)
+
+    def _answer_in_kind(self) -> None:
         if self.scanner.inclusive and not self.encoder.variant:
             self.use_variant("inclusive")
-        super().control(message, now)

@@ -29,7 +29,7 @@ else:
     from wirelake.wire.table import FrameTable
 
 from wirelake.dialects.dialect import HEAD, NO
-from wirelake.wire import codec
+from wirelake.wire import codec, parameters
 
 #: The largest payload of a frame that is read at all, and the largest body that is published.
 MAX_FRAME = 64 << 10
@@ -204,7 +204,7 @@ class MfpScanner(Scanner):
         table.source_len[row] = len(name)
         table.side.put_bytes(name)
         table.headers_at[row] = table.side_at()
-        table.put_header(b"$connection", b"sub" if p[body + 1] else b"pub")
+        table.put_header(parameters.CONNECTION, b"sub" if p[body + 1] else b"pub")
         table.headers_len[row] = table.headers_at[row] - table.side_at()
         return 0
 
@@ -284,7 +284,7 @@ class MfpEncoder(Encoder):
         self._put_uid(table, row, 0)
         self.out.put_uint32(2 + len(name))
         self.out.put_uint8(1)
-        self.out.put_uint8(1 if message.headers.get("$connection") == "sub" else 0)
+        self.out.put_uint8(1 if message.parameters.connection == "sub" else 0)
         self.out.put_bytes(name)
         return 0
 

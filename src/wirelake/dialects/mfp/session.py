@@ -60,7 +60,7 @@ class MfpSession(Session):
 
     def _shake_hands(self, message: Message, now: float) -> None:
         name, _, token = message.source.partition(":")
-        self.connection = message.headers["$connection"]
+        self.connection = message.parameters.connection
         try:
             if token:
                 self.node.clients.authenticate(self, token)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from wirelake.client.speech import Ask, Heard, Sort, Speech
 from wirelake.errors import ConfigError, RefusedError
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 from wirelake.wire import Encoder
 
 #: A connection-id, `name` or `name:token`, has this many UTF-16 code units.
@@ -32,7 +32,8 @@ class MfpSpeech(Speech):
     def greet(self, client_id: str, token: str, role: str) -> Iterator[Ask]:
         """A handshake as PUB or SUB; the connection-id has the token in it (spec: mfp 8)."""
         name = f"{client_id}:{token}" if token else client_id
-        yield self.control(Message(op=Op.HANDSHAKE, source=name, headers={"$connection": role}))
+        said = Parameters(connection=role)
+        yield self.control(Message(op=Op.HANDSHAKE, source=name, parameters=said))
 
     def publish(self, message: Message, ack: bool) -> Ask:
         """Publish, under a uid of our own; the encoder sets the topic first, where it changes."""

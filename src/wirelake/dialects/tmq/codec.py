@@ -145,10 +145,15 @@ def _uint32_little(p: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.lon
 @cython.final
 @cython.cclass
 class TmqScanner(Scanner):
-    """TMQ frames to rows; `little` where numbers are little-endian, once that was `told`."""
+    """TMQ frames to rows; it knows how far the opening of a stream has come.
+
+    `greeted` is true once the greeting was read, which is the first row of a stream or none;
+    `little` where numbers are little-endian, once that was `told`, by Hello or the answer to it.
+    """
 
     grouped: cython.bint
     size: cython.longlong
+    greeted = cython.declare(cython.bint, visibility="readonly")
     little = cython.declare(cython.bint, visibility="readonly")
     told = cython.declare(cython.bint, visibility="readonly")
 
@@ -156,6 +161,7 @@ class TmqScanner(Scanner):
         Scanner.__init__(self, dialect, limits)
         self.grouped = dialect == "tmq-1.00"  # a payload length in groups of seven bits
         self.size = 0  # the payload length that was read last
+        self.greeted = False
         self.little = False
         self.told = self.grouped  # 1.00 has one order
 
@@ -361,6 +367,7 @@ class TmqScanner(Scanner):
         table.frame_len[0] = 8
         table.op[0] = _HANDSHAKE
         table.count = 1
+        self.greeted = True
         return 8
 
 
@@ -510,7 +517,7 @@ class TmqEncoder(Encoder):
             return _CONTENT_TYPES.get(op, content_type)
         if _SERVER_OPS.get(content_type) == _ERROR:
             return content_type
-        return codes.refusal(table.headers(row).get("$code", ""))
+        return codes.refusal(table.parameters(row).code)
 
     @cython.cfunc
     def _put_size(self, size: cython.int) -> cython.int:

@@ -45,7 +45,6 @@ class TmqSession(Session):
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         super().__init__(node, link, dialect, now)
-        self._greeted = False
         self._unanswered = 0
         self._pinged = now
         # A pulled message comes under the id of the request, and is acknowledged under that:
@@ -61,10 +60,10 @@ class TmqSession(Session):
         return False
 
     def own_frames(
-        self, frames: bytes | memoryview, marks: bytes, *, first: bool
+        self, frames: bytes | memoryview, marks: bytes, *, first: bool, shared: bool
     ) -> bytes | memoryview:
         """Tell the first receiver that it is the first: FA (spec: tmq 5)."""
-        return stamp_bits(frames, marks, FIRST) if first and frames else frames
+        return stamp_bits(frames, marks, FIRST, shared=shared) if first else frames
 
     def accepts_publishes(self) -> bool:
         """Not before the client is known, by Hello or as a stranger (spec: tmq 1)."""
@@ -221,6 +220,13 @@ class TmqSession(Session):
         self.encoder.first = bool(message.flags & Flag.FIRST)
         return super().send(message, policy, sender)
 
+    def send_rows(self, table: FrameTable) -> bool:
+        """Send all rows of a table to a consumer, their first receiver; False while one pulls."""
+        if self.closed or self._pulling is not None:
+            return False
+        self.encoder.first = True
+        return self._send_rows(table)
+
     def end_of_pull(self, request: Message, taken: int) -> None:
         """A response, if one is wanted; to published clients one without payload, if none came."""
         if request.op == Op.DEQUEUE:
@@ -231,12 +237,11 @@ class TmqSession(Session):
 
     def _greet(self, message: Message, now: float) -> bool:
         """The greeting, then Hello; is there something else to be done? (spec: tmq 1)"""
-        if message.op == Op.HANDSHAKE and not self._greeted:
-            self._greeted = True
+        if message.op == Op.HANDSHAKE:
             self.send(Message(op=Op.HANDSHAKE))
             return False
         try:
-            if not self._greeted:
+            if not self.scanner.greeted:
                 raise RefusedError("bad_request", "the greeting comes first")
             if message.op != Op.HELLO:
                 if self.rights.is_empty:

@@ -1,7 +1,8 @@
 """JSON and CBOR payloads as columns.
 
-A payload is one object (in CBOR a map); its fields become columns by their names. msgspec says what
-fits, for both formats by the same rule, so a message fits or not whatever its neighbours are:
+A payload is one object (in CBOR a map); its fields become columns by their names. Plain payloads
+are read by a kernel (`wire.document_columns`), all others by msgspec, which says what fits, for
+both formats by the same rule. So a message fits or not whatever its neighbours are:
 
 - a field that is absent or null is null, unless the schema says NOT NULL;
 - a field that the schema does not name is ignored;
@@ -14,6 +15,7 @@ fits, for both formats by the same rule, so a message fits or not whatever its n
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Mapping
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, NotRequired, Required, TypedDict
@@ -21,60 +23,132 @@ from typing import Annotated, Any, NotRequired, Required, TypedDict
 import cbor2
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from wirelake.spark.payloads.values import Values, decode_each
-
-#: Bytes that the decoder of CBOR takes at a time; small payloads are the rule.
-READ_SIZE = 256
+from wirelake.wire.document_columns import (
+    BOOLEAN,
+    BYTES,
+    FLOAT,
+    INTEGER,
+    TEXT,
+    THERE,
+    CborColumns,
+    Columns,
+    Field,
+    JsonColumns,
+)
 
 _FLOATS = (pa.float32(), pa.float64())
+#: What the kernel reads, and how it has texts and bytes.
+_KINDS = {
+    pa.float32(): FLOAT,
+    pa.float64(): FLOAT,
+    pa.bool_(): BOOLEAN,
+    pa.string(): TEXT,
+    pa.binary(): BYTES,
+}
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
-class JsonDecoder:
+class _DocumentDecoder:
+    """Reads plain documents by a kernel, straight into columns, and others one by one."""
+
+    def __init__(
+        self,
+        columns: pa.Schema,
+        read: Callable[[bytes], Any],
+        kernel: type[Columns],
+        kinds: Mapping[pa.DataType, int],
+    ) -> None:
+        self._kind = pa.struct(list(columns))
+        self._read = read
+        fields = [_plain_field(one, kinds) for one in columns]
+        known = [one for one in fields if one is not None]
+        self._columns = kernel(known) if known and len(known) == len(fields) else None
+
+    def decode(self, payloads: pa.Array) -> Values:
+        """A struct for each payload, null where it does not fit, and why not."""
+        if self._columns is None or payloads.null_count or payloads.type != pa.binary():
+            return self.one_by_one(payloads)
+        _, offsets, data = payloads.buffers()
+        cells = memoryview(offsets or bytes(4)).cast("B").cast("i")
+        octets = memoryview(data or b"").cast("B")
+        count = self._columns.read(octets, cells, payloads.offset, len(payloads))
+        columns = [self._column(number, len(payloads)) for number in range(len(self._kind))]
+        plain = pa.StructArray.from_arrays(columns, fields=list(self._kind))
+        return self._with_odd(payloads, plain) if count else (plain, {})
+
+    def one_by_one(self, payloads: pa.Array) -> Values:
+        """The same without the kernel."""
+        return decode_each(payloads, self._read, self._kind)
+
+    def _column(self, number: int, rows: int) -> pa.Array:
+        """A column of what the kernel has read."""
+        assert self._columns is not None
+        kind = self._kind[number].type
+        marks = pa.py_buffer(self._columns.marks).slice(number * rows, rows)
+        is_there = pc.equal(pa.Array.from_buffers(pa.uint8(), rows, [None, marks]), THERE)
+        cells = pa.py_buffer(self._columns.cells).slice(8 * number * (rows + 1), 8 * (rows + 1))
+        buffers = [is_there.buffers()[1], cells]
+        if kind in _LARGE:
+            buffers.append(pa.py_buffer(self._columns.octets[number].take()))
+            return pa.Array.from_buffers(_LARGE[kind], rows, buffers).cast(kind)
+        stored = pa.float64() if kind in _FLOATS else pa.int64()
+        return pa.Array.from_buffers(stored, rows, buffers).cast(kind)
+
+    def _with_odd(self, payloads: pa.Array, plain: pa.StructArray) -> Values:
+        """What the kernel has read, with the payloads that it has left out."""
+        assert self._columns is not None
+        rows = len(payloads)
+        marks = pa.py_buffer(self._columns.odd).slice(0, rows)
+        is_odd = pc.equal(pa.Array.from_buffers(pa.uint8(), rows, [None, marks]), 1)
+        odd = pc.indices_nonzero(is_odd)
+        values, reasons = self.one_by_one(payloads.take(odd))
+        order = pa.array(range(rows), pa.int64())
+        behind = pa.array(range(rows, rows + len(odd)), pa.int64())
+        order = pc.replace_with_mask(order, is_odd, behind)
+        merged = pa.concat_arrays([plain, values]).take(order)
+        return merged, {odd[row].as_py(): why for row, why in reasons.items()}
+
+
+class JsonDecoder(_DocumentDecoder):
     """Reads JSON objects."""
 
     def __init__(self, columns: pa.Schema) -> None:
-        self._kind = pa.struct(list(columns))
-        self._read = msgspec.json.Decoder(python_type(self._kind)).decode
-
-    def decode(self, payloads: pa.Array) -> Values:
-        """A struct for each payload, null where it does not fit, and why not."""
-        return decode_each(payloads, self._read, self._kind)
+        read = msgspec.json.Decoder(python_type(pa.struct(list(columns)))).decode
+        kinds = {kind: found for kind, found in _KINDS.items() if found != BYTES}  # base64
+        super().__init__(columns, read, JsonColumns, kinds)
 
 
-class CborDecoder:
+class CborDecoder(_DocumentDecoder):
     """Reads CBOR maps."""
 
     def __init__(self, columns: pa.Schema) -> None:
-        self._kind = pa.struct(list(columns))
-        self._python = python_type(self._kind)
+        wanted = python_type(pa.struct(list(columns)))
 
-    def decode(self, payloads: pa.Array) -> Values:
-        """A struct for each payload, null where it does not fit, and why not."""
-        return decode_each(payloads, self._read, self._kind, self._read_all)
+        def read(payload: bytes) -> Any:
+            value = _item(payload)
+            try:
+                return msgspec.convert(value, wanted)
+            except msgspec.ValidationError:
+                if not _has_numbers_as_keys(value):
+                    raise
+                return msgspec.convert(_with_text_as_keys(value), wanted)
 
-    def _read(self, payload: bytes) -> Any:
-        value = _item(payload)
-        try:
-            return msgspec.convert(value, self._python)
-        except msgspec.ValidationError:
-            if not _has_numbers_as_keys(value):
-                raise
-            return msgspec.convert(_with_text_as_keys(value), self._python)
+        super().__init__(columns, read, CborColumns, _KINDS)
 
-    def _read_all(self, payloads: list[bytes]) -> list[Any]:
-        """Items that lie behind one another, by one decoder, and all of them checked at once."""
-        stream = io.BytesIO(b"".join(payloads))
-        decode, tell = cbor2.CBORDecoder(stream, read_size=READ_SIZE).decode, stream.tell
-        values = []
-        end = 0
-        for payload in payloads:
-            values.append(decode())
-            end += len(payload)
-            if tell() != end:
-                raise ValueError("an item ends before or behind the end of its payload")
-        found: list[Any] = msgspec.convert(values, list[self._python])  # type: ignore[name-defined]
-        return found
+
+def _plain_field(field: pa.Field, kinds: Mapping[pa.DataType, int]) -> Field | None:
+    """A field as the kernel has it; None where it does not know the type."""
+    kind, least, most = field.type, 0, 0
+    if pa.types.is_integer(kind):
+        most = 2 ** (kind.bit_width - 1) - 1
+        least = -1 - most
+    found = INTEGER if most else kinds.get(kind)
+    if found is None:
+        return None
+    return field.name.encode(), found, least, most, not field.nullable
 
 
 def _item(payload: bytes) -> Any:

@@ -26,18 +26,14 @@ def decode_each(
     payloads: pa.Array,
     read: Callable[[bytes], Any],
     kind: pa.StructType,
-    read_all: Callable[[list[bytes]], list[Any]] | None = None,
 ) -> Values:
-    """Read payloads by a function; whatever it raises is why a payload does not fit.
-
-    `read_all` does the same to many payloads, faster, and raises if any of them does not fit.
-    """
+    """Read payloads by a function; whatever it raises is why a payload does not fit."""
     reasons: dict[int, str] = {}
     arrays = []
     for start in range(0, len(payloads), SLICE):
         some = payloads[start : start + SLICE].to_pylist()
         try:
-            values = list(map(read, some)) if read_all is None else read_all(some)
+            values = list(map(read, some))
         except Exception:  # noqa: BLE001 - a decoder's author has not promised anything
             values = [_value(read, one, start + k, reasons) for k, one in enumerate(some)]
         arrays.append(_array(values, kind, start, reasons))

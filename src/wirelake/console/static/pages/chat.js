@@ -1,11 +1,16 @@
 // Chat: the rooms of `wirelake chat`, with what the log has of them and each member's dialect.
 
 import { ask, attempt, clock, html, inPath, to, useEffect, useLive, useRef, useState, visible } from "../lib.js";
-import { Card, Dialect, T } from "../parts.js";
+import { Card, Dialect, Dot, T } from "../parts.js";
 
 const ASIDE = "/$chat";
 const TALK = ["say", "me"];
 const KEPT = 1000;
+/** What separates the lines of a text. */
+const BREAK = "\u2028";
+
+/** A text in its lines. @param {{v: string}} props */
+const Lines = ({ v }) => v.split(BREAK).map((line, number) => html`${number > 0 && html`<br />`}<${T} v=${line} />`);
 
 /** What a message of a room says; talk of an unknown sender where it is not in the form of the chat. @param {any} message */
 function read(message) {
@@ -62,8 +67,8 @@ export default function Chat({ session, query }) {
         <form class="row" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); location.hash = to("chat", { room: wanted }); setWanted(""); }}><input class="grow" aria-label="Another room" placeholder="another room" required value=${wanted} onInput=${(/** @type {any} */ e) => setWanted(e.target.value)} /><button>Go</button></form><//>
       <${Card} title="Members" aside=${`${here.length}`}>${here.length ? html`<ul>${here.map((one) => html`<li><${T} v=${one.name} /> <span class="soft"><${Dialect} of=${one.dialect} /></span></li>`)}</ul>` : html`<p class="soft">Nobody has shown a sign of life yet.</p>`}<//></div>
       <${Card} title=${`# ${visible(room)}`}>
-        <div class="chat" ref=${box} tabindex="0" role="log" aria-label="What was said">${lines.map((one) => html`<div class="say" key=${one.id || `${one.time} ${one.text}`}><span class="soft">${clock(one.time)}</span> <i class=${`dot ${(one.dialect || "").replace(".", "_")}`} title=${one.dialect}></i>
-          ${one.kind === "me" ? html`<em>* <${T} v=${one.name} /> <${T} v=${one.text} /></em>` : html`<strong><${T} v=${one.name || "somebody"} /></strong> <${T} v=${one.text} />`}</div>`)}
+        <div class="chat" ref=${box} tabindex="0" role="log" aria-label="What was said">${lines.map((one) => html`<div class="say" key=${one.id || `${one.time} ${one.text}`}><span class="soft">${clock(one.time)}</span> <${Dot} of=${one.dialect} />
+          ${one.kind === "me" ? html`<em>* <${T} v=${one.name} /> <${Lines} v=${one.text} /></em>` : html`<strong><${T} v=${one.name || "somebody"} /></strong> <${Lines} v=${one.text} />`}</div>`)}
           ${!lines.length && html`<p class="soft">Nothing was said here yet.</p>`}</div>
         ${may ? html`<form class="row" onSubmit=${say}><input aria-label="Your name" size="10" required value=${name} onInput=${(/** @type {any} */ e) => setName(e.target.value)} />
           <input class="grow" aria-label="Message" placeholder="say something" required maxlength="800" value=${text} onInput=${(/** @type {any} */ e) => setText(e.target.value)} /><button class="main">Say</button></form>` : html`<p class="soft">This token only listens here.</p>`}<//>

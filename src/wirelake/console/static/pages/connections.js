@@ -16,7 +16,7 @@ export default function Connections({ query }) {
   return html`<div class="top"><h1>Connections</h1><p class="soft">${figures ? `${figures.connections?.count ?? 0} in all` : ""}</p></div>
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
     <div class="cards"><${Card} title="All connections" wide=${true} aside=${html`<input aria-label="Search" placeholder="search" value=${search} onInput=${(/** @type {any} */ e) => setSearch(e.target.value)} />`}>
-      <${Table} name="Connections" rows=${rows} sort="-rate_in" id=${(/** @type {any} */ one) => one.number} selected=${chosen} onPick=${(/** @type {any} */ one) => setChosen(one.number)} empty=${figures ? "Nobody is connected." : "Loading."} columns=${[
+      <${Table} name="Connections" rows=${rows} sort=${query.get("sort") === "outbox" ? "-bytes_waiting" : "-rate_in"} id=${(/** @type {any} */ one) => one.number} selected=${chosen} onPick=${(/** @type {any} */ one) => setChosen(one.number)} empty=${figures ? "Nobody is connected." : "Loading."} columns=${[
         { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<button class="link"><${T} v=${one.id || `(${one.number})`} /></button>` },
         { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
         { key: "peer", title: "from" },

@@ -1,11 +1,13 @@
 // Flow: who talks to whom. Producers by dialect, addresses, consumers; lines by messages a second.
 
-import { html, perSecond, to, useLive, useMemo, useState, visible } from "../lib.js";
-import { Card, css, T } from "../parts.js";
+import { colourOf, html, perSecond, to, useLive, useMemo, useState, visible } from "../lib.js";
+import { Card, T } from "../parts.js";
 
 const ROW = 26;
 const MOST = 40;
 const WIDTH = 1100;
+/** Messages from client to client have no address. */
+const DIRECT = "(direct messages)";
 
 export default function Flow() {
   const { figures, problem } = useLive(["flow"]);
@@ -44,7 +46,7 @@ function draw(part, depth, search) {
   for (const one of part.producers) {
     if (search && !`${one.source} ${one.address} ${one.dialect}`.includes(search)) continue;
     const from = node(0, `${one.dialect} ${one.source}`, { name: one.source || one.dialect || "broker", dialect: one.dialect }, one.rate);
-    const middle = node(1, cut(one.address), { name: cut(one.address), address: one.address }, one.rate);
+    const middle = node(1, cut(one.address), { name: cut(one.address) || DIRECT, address: one.address }, one.rate);
     rates.set(one.address, (rates.get(one.address) ?? 0) + one.rate);
     edge(from, middle, one.rate);
   }
@@ -73,7 +75,7 @@ function draw(part, depth, search) {
 /** @param {{drawn: any}} props */
 function Picture({ drawn }) {
   const most = Math.max(0.1, ...drawn.edges.map((/** @type {any} */ one) => one.rate));
-  const stroke = (/** @type {any} */ one) => css((one.from.dialect ?? one.to.dialect ?? "").replace(".", "_")) || css("accent");
+  const stroke = (/** @type {any} */ one) => colourOf(one.from.dialect ?? one.to.dialect ?? "");
   return html`<div class="scroll" tabindex="0" role="region" aria-label="Flow"><svg class="flow" viewBox=${`0 0 ${WIDTH} ${drawn.height}`} role="img" aria-label=${`${drawn.columns[0].length} producers, ${drawn.columns[1].length} addresses, ${drawn.columns[2].length} consumers`} style=${{ minWidth: "46rem" }}>
     ${[["producers", 150, "end"], ["addresses", WIDTH / 2, "middle"], ["consumers", WIDTH - 190, "start"]].map(([name, x, anchor]) => html`<text x=${x} y="14" text-anchor=${anchor} style=${{ fill: "var(--soft)" }}>${name}</text>`)}
     ${drawn.edges.map((/** @type {any} */ one) => {
@@ -82,10 +84,13 @@ function Picture({ drawn }) {
       return html`<path d=${`M${x1} ${one.from.y}C${middle} ${one.from.y} ${middle} ${one.to.y} ${x2} ${one.to.y}`} stroke-width=${1 + 9 * Math.sqrt(one.rate / most)} style=${{ stroke: stroke(one) }}><title>${visible(one.from.name)} → ${visible(one.to.name)}: ${perSecond(one.rate)}</title></path>`;
     })}
     ${drawn.columns.map((/** @type {any[]} */ column, /** @type {number} */ place) => column.map((one) => html`<g>
-      ${place === 1 ? html`<a href=${to("explore", { filter: one.address })}><rect x=${one.x - 4} y=${one.y - 10} width="228" height="20" rx="5" style=${{ fill: "var(--hover)", stroke: "var(--line)" }}></rect><text x=${one.x + 4} y=${one.y + 4}>${clip(one.name, 24)}</text><text x=${one.x + 218} y=${one.y + 4} text-anchor="end" style=${{ fill: "var(--soft)" }}>${perSecond(one.rate)}</text></a>`
-        : html`<circle cx=${one.x} cy=${one.y} r="5" style=${{ fill: css((one.dialect ?? "").replace(".", "_")) || "var(--soft)" }}></circle><text x=${place ? one.x + 12 : one.x - 12} y=${one.y + 4} text-anchor=${place ? "start" : "end"}><title>${visible(one.name)}, ${one.dialect}</title>${clip(one.name, 20)}</text>`}</g>`))}
+      ${place === 1 ? html`<a href=${one.address ? to("explore", { filter: depth(one) }) : to("log", { op: "direct" })}><rect x=${one.x - 4} y=${one.y - 10} width="228" height="20" rx="5" style=${{ fill: "var(--hover)", stroke: "var(--line)" }}></rect><text x=${one.x + 4} y=${one.y + 4}>${clip(one.name, 24)}</text><text x=${one.x + 218} y=${one.y + 4} text-anchor="end" style=${{ fill: "var(--soft)" }}>${perSecond(one.rate)}</text></a>`
+        : html`<circle cx=${one.x} cy=${one.y} r="5" style=${{ fill: colourOf(one.dialect ?? "") }}></circle><text x=${place ? one.x + 12 : one.x - 12} y=${one.y + 4} text-anchor=${place ? "start" : "end"}><title>${visible(one.name)}, ${one.dialect}</title>${clip(one.name, 20)}</text>`}</g>`))}
   </svg></div>`;
 }
+
+/** The filter of a node: of an address that was cut, all below it. @param {any} node */
+const depth = (node) => (node.name.endsWith("/…") ? `${node.name.slice(0, -1)}#` : node.address);
 
 /** @param {string} text @param {number} size */
 const clip = (text, size) => { const seen = visible(text); return seen.length > size ? `${seen.slice(0, size - 1)}…` : seen; };

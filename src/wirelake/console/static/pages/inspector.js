@@ -1,6 +1,6 @@
 // Inspector: bytes and fields side by side, as our kernels read them; the same message elsewhere.
 
-import { ask, bytes, html, payloadBytes, useEffect, useMemo, useState, visible } from "../lib.js";
+import { ask, bytes, findRow, html, payloadBytes, useEffect, useMemo, useState, visible } from "../lib.js";
 import { Card, Dialect, T, Table } from "../parts.js";
 
 const EXAMPLE = "5|0|greet|hello4|0|t|abcd";
@@ -48,15 +48,14 @@ export default function Inspector({ session, query }) {
       setText(hex);
       setForm("hex");
       const found = parse(hex, "hex");
-      if (typeof found !== "string") look(found, "");
+      if (typeof found !== "string") look(found, query.get("dialect") ?? "");
       return;
     }
-    const [address, time, offset] = ["address", "time", "offset"].map((name) => query.get(name));
-    if (!address || !time) return;
-    const from = Number(time);
-    ask(`/v1/rows?${new URLSearchParams({ filter: address, time_from: String(from), time_to: String(from + 1), limit: "10" })}`)
-      .then((found) => setMessage(found.rows.find((/** @type {any} */ one) => !offset || String(one.offset) === offset) ?? null))
-      .catch((reason) => setError(reason.message));
+    if (!query.get("offset") && !query.get("time")) return;
+    findRow(query).then((found) => {
+      if (!found) return setError("the log does not have it, or not any more");
+      setMessage(found);
+    }, (reason) => setError(reason.message));
   }, [query.toString()]);
   const frame = told?.messages[chosen];
   useEffect(() => { if (frame) setMessage(asMessage(frame)); }, [frame]);
@@ -81,7 +80,7 @@ export default function Inspector({ session, query }) {
             ${frame.fields.map((/** @type {any} */ one) => html`<tr class=${lit && lit.name === one.name ? "lit" : ""} tabindex="0" onMouseEnter=${() => setLit({ ...one })} onFocus=${() => setLit({ ...one })} onMouseLeave=${() => setLit(null)}>
               <td>${one.name.replace("_", " ")}</td><td class="nowrap soft">${one.at !== undefined ? `${one.at}, ${one.length} long` : "decoded"}</td><td class="t mono"><${T} v=${shown(one)} /></td></tr>`)}
             </tbody></table></div>` : html`<p class="soft">No whole message.</p>`}<//>`}
-      ${message && html`<${Translations} message=${message} />`}
+      ${message && html`<${Translations} message=${message} onPick=${(/** @type {any} */ one) => one.base64 && look(payloadBytes(one), one.dialect)} onFound=${(/** @type {any[]} */ found) => { if (!data) { const own = found.find((one) => one.dialect === message.dialect && one.base64) ?? found.find((one) => one.base64); if (own) look(payloadBytes(own), own.dialect); } }} />`}
     </div>`;
 }
 
@@ -137,7 +136,7 @@ function Hex({ data, told, lit, setLit, chosen, setChosen }) {
       const over = () => { if (owner) { if (owner.frame !== chosen) setChosen(owner.frame); setLit(owner.field); } };
       return { byte, kind, over };
     });
-    lines.push(html`<span class="off">${at.toString(16).padStart(6, "0")}</span>
+    lines.push(html`<span class="off">${at.toString(16).padStart(4, "0")}</span>
       <span class="nowrap" aria-hidden="true">${cells.map((one) => html`<i class=${one.kind} onMouseEnter=${one.over}>${one.byte.toString(16).padStart(2, "0")}</i>`)}</span>
       <span class="nowrap">${cells.map((one) => html`<i class=${one.kind} onMouseEnter=${one.over}>${one.byte > 32 && one.byte < 127 ? String.fromCharCode(one.byte) : one.byte === 32 ? "\u00a0" : "·"}</i>`)}</span>`);
   }
@@ -145,18 +144,18 @@ function Hex({ data, told, lit, setLit, chosen, setChosen }) {
     ${data.length > DRAWN && html`<p class="soft">The first ${DRAWN} of ${data.length} bytes are drawn.</p>`}`;
 }
 
-/** @param {{message: any}} props */
-function Translations({ message }) {
+/** @param {{message: any, onPick: (translation: any) => void, onFound: (translations: any[]) => void}} props */
+function Translations({ message, onPick, onFound }) {
   const [told, setTold] = useState(/** @type {any} */ (null));
   const [error, setError] = useState("");
   useEffect(() => {
     const { address, payload, base64, id, correlation_id, source, priority, ttl, headers } = message;
     const body = Object.fromEntries(Object.entries({ address, payload, base64, id, correlation_id, source, priority, ttl, headers }).filter(([, value]) => value));
-    ask("/v1/translate", { method: "POST", body }).then((found) => { setTold(found.translations); setError(""); }, (reason) => setError(reason.message));
+    ask("/v1/translate", { method: "POST", body }).then((found) => { setTold(found.translations); setError(""); onFound(found.translations); }, (reason) => setError(reason.message));
   }, [message]);
-  return html`<${Card} title="The same message in other dialects" wide=${true} aside=${html`as the broker would deliver it: <${T} v=${message.address} />`}>
+  return html`<${Card} title="The same message in other dialects" wide=${true} aside=${html`as the broker would deliver it: <${T} v=${message.address} />. Pick one to see its bytes.`}>
     ${error && html`<p class="bad" role="alert">${error}</p>`}
-    <${Table} name="Translations" rows=${told ?? []} empty=${error ? "" : "Loading."} columns=${[
+    <${Table} name="Translations" id=${(/** @type {any} */ one) => one.dialect} onPick=${onPick} rows=${told ?? []} empty=${error ? "" : "Loading."} columns=${[
       { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
       { key: "size", title: "bytes", number: true, show: (/** @type {any} */ one) => one.size ?? "–" },
       { key: "lost", title: "lost", show: (/** @type {any} */ one) => (one.refused ? html`<span class="bad">cannot be said: ${visible(one.refused).replaceAll("_", " ")}</span>` : one.lost?.length ? html`<span class="warn">${one.lost.map((/** @type {string} */ name) => name.replace("_", " ")).join(", ")}</span>` : html`<span class="good">nothing</span>`) },

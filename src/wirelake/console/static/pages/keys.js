@@ -1,6 +1,6 @@
 // Keys: the data store as a tree; a key with its revision, edited without overwriting others.
 
-import { Refused, ask, attempt, html, inPath, payloadBytes, tell, to, useAnswer, useEffect, useMemo, useState, visible, when } from "../lib.js";
+import { Refused, arrows, ask, attempt, html, inPath, payloadBytes, tell, to, useAnswer, useEffect, useLive, useMemo, useRef, useState, visible, when } from "../lib.js";
 import { Card, Confirm, Payload, T, Table } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
@@ -11,38 +11,64 @@ export default function Keys({ session, query }) {
   const [after, setAfter] = useState("");
   const list = useAnswer(() => ask(`/v1/store?${new URLSearchParams({ filter, ...(after && { after }) })}`), [filter, after]);
   const [made, setMade] = useState("");
-  useEffect(() => {
-    // Whatever changes, the list follows; a key that is open is watched by its own part.
-    const timer = setInterval(list.reload, 3000);
-    return () => clearInterval(timer);
-  }, []);
+  // Both the list and the key that is open follow what is written by others.
+  const [changes, setChanges] = useState(/** @type {Record<string, number>} */ ({}));
+  const due = useRef(0);
+  const mayWatch = session.open || session.admin || session.rights.store.length > 0;
+  const { problem } = useLive([], {
+    watch: mayWatch ? [filter, ...(key && filter !== "#" ? [key] : [])] : [],
+    onMessages: (told) => {
+      setChanges((/** @type {any} */ old) => ({ ...old, ...Object.fromEntries(told.messages.map((/** @type {any} */ one) => [one.address, (old[one.address] ?? 0) + 1])) }));
+      due.current ||= window.setTimeout(() => { due.current = 0; list.reload(); }, 500);
+    },
+  });
+  useEffect(() => () => clearTimeout(due.current), []);
   const keys = list.value?.keys ?? [];
-  const groups = useMemo(() => grouped(keys), [list.value]);
+  const root = useMemo(() => grown(keys), [list.value]);
   return html`<div class="top"><h1>Keys</h1></div>
     <div class="split">
       <${Card} title="All keys" aside=${list.value ? `${keys.length}${list.value.more ? ", and more" : ""}` : ""}>
         <form class="row" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); setAfter(""); setFilter(typed || "#"); }}>
           <input class="grow mono" aria-label="Filter" value=${typed} onInput=${(/** @type {any} */ e) => setTyped(e.target.value)} /><button>Show</button></form>
-        ${list.error && html`<p class="bad" role="alert">${list.error}</p>`}
-        <div class="tree">${groups.map(([group, members]) => html`<details open=${groups.length < 30}><summary class="mono"><${T} v=${group || "(top)"} /> <span class="soft">${members.length}</span></summary>
-          <ul>${members.map((one) => html`<li key=${one.key}><div class="node"><a href=${to("keys", { key: one.key })} aria-current=${one.key === key ? "true" : undefined}><${T} v=${one.key.slice(group ? group.length + 1 : 0)} /></a><span class="rate">r${one.revision}</span></div></li>`)}</ul></details>`)}
+        ${(list.error || problem) && html`<p class="bad" role="alert">${list.error || problem}</p>`}
+        <div class="tree" onKeyDown=${arrows("summary,a")}>${root.map((one) => html`<${Branch} key=${one.path} of=${one} chosen=${key} depth=${0} />`)}
           ${list.value && !keys.length && html`<p class="soft">No keys.</p>`}</div>
         <div class="row">${after && html`<button onClick=${() => setAfter("")}>First</button>`}${list.value?.more && html`<button onClick=${() => setAfter(keys[keys.length - 1].key)}>Next</button>`}</div>
         ${session.admin && html`<form class="row" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); location.hash = to("keys", { key: made }); setMade(""); }}>
           <input class="grow mono" aria-label="New key" placeholder="new key" required value=${made} onInput=${(/** @type {any} */ e) => setMade(e.target.value)} /><button>New</button></form>`}
       <//>
-      ${key ? html`<${Key} key=${key} name=${key} session=${session} onChange=${list.reload} />` : html`<${Card} title="Key"><p class="soft">Pick a key on the left.</p><//>`}
+      ${key ? html`<${Key} key=${key} name=${key} session=${session} change=${changes[key] ?? 0} onChange=${list.reload} />` : html`<${Card} title="Key"><p class="soft">Pick a key on the left.</p><//>`}
     </div>`;
 }
 
-/** Keys by all but their last level. @param {any[]} keys @returns {[string, any[]][]} */
-function grouped(keys) {
-  const found = new Map();
-  for (const one of keys) {
-    const group = one.key.includes("/") ? one.key.slice(0, one.key.lastIndexOf("/")) : "";
-    found.set(group, [...(found.get(group) ?? []), one]);
+/** A level of the tree, and what is below it. @param {{of: any, chosen: string, depth: number}} props */
+function Branch({ of, chosen, depth }) {
+  const leaf = of.entry && html`<div class="node"><a href=${to("keys", { key: of.path })} aria-current=${of.path === chosen ? "true" : undefined}><${T} v=${of.name || "(empty level)"} /></a><span class="rate">r${of.entry.revision}</span></div>`;
+  if (!of.children.length) return leaf;
+  return html`${leaf}<details open=${depth === 0 || chosen.startsWith(`${of.path}/`) || of.count < 30}><summary><${T} v=${of.name || "(empty level)"} />/ <span class="soft">${of.count}</span></summary>
+    <div class="below">${of.children.map((/** @type {any} */ one) => html`<${Branch} key=${one.path} of=${one} chosen=${chosen} depth=${depth + 1} />`)}</div></details>`;
+}
+
+/** Keys as a tree of their levels. @param {any[]} keys */
+function grown(keys) {
+  const root = { children: /** @type {any[]} */ ([]), known: new Map(), count: 0 };
+  for (const entry of keys) {
+    /** @type {any} */
+    let node = root;
+    const levels = entry.key.split("/");
+    levels.forEach((/** @type {string} */ name, /** @type {number} */ at) => {
+      let child = node.known.get(name);
+      if (!child) {
+        child = { name, path: levels.slice(0, at + 1).join("/"), children: [], known: new Map(), count: 0, entry: null };
+        node.known.set(name, child);
+        node.children.push(child);
+      }
+      child.count += 1;
+      node = child;
+    });
+    node.entry = entry;
   }
-  return [...found.entries()].sort((a, b) => (a[0] < b[0] ? -1 : 1));
+  return root.children;
 }
 
 /** The value of a key and its revision; null where there is none. @param {string} name */
@@ -65,8 +91,8 @@ async function read(name) {
   }
 }
 
-/** @param {{name: string, session: import("../lib.js").Session, onChange: () => void}} props */
-function Key({ name, session, onChange }) {
+/** @param {{name: string, session: import("../lib.js").Session, change: number, onChange: () => void}} props */
+function Key({ name, session, change, onChange }) {
   const [known, setKnown] = useState(/** @type {any} */ (null));
   const [latest, setLatest] = useState(/** @type {any} */ (null));
   const [draft, setDraft] = useState("");
@@ -86,11 +112,8 @@ function Key({ name, session, onChange }) {
       setError(reason instanceof Error ? reason.message : String(reason));
     }
   };
-  useEffect(() => {
-    load();
-    const timer = setInterval(() => read(name).then(setLatest, () => {}), 2000);
-    return () => clearInterval(timer);
-  }, [name]);
+  useEffect(() => { load(); }, [name]);
+  useEffect(() => { if (change) read(name).then(setLatest, () => {}); }, [change]);
   const write = async (/** @type {string} */ revision) => {
     try {
       const headers = revision ? { "If-Match": `"${revision}"` } : { "If-None-Match": "*" };

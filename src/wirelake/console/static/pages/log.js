@@ -1,7 +1,7 @@
 // Log: what has passed, by time; filtered by address, dialect, op, header or text; to be exported.
 
 import { Refused, ask, clock, count, html, save, tell, to, useAnswer, useEffect, useState, when } from "../lib.js";
-import { Card, Chart, Dialect, Message, T, Table } from "../parts.js";
+import { Card, Chart, Choice, Dialect, Message, T, Table } from "../parts.js";
 
 const OPS = ["publish", "enqueue", "deliver", "ack", "nack", "dead", "request", "reply", "error", "set", "del", "direct", "open", "close"];
 const SPANS = /** @type {[string, number][]} */ ([["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["1 d", 86400], ["all", 0]]);
@@ -9,7 +9,11 @@ const PAGE = 100;
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
 export default function Log({ session, query }) {
-  const [form, setForm] = useState({ filter: query.get("filter") ?? "", op: query.get("op") ?? "", dialect: "", text: query.get("text") ?? "", id: query.get("id") ?? "", header: "" });
+  const [form, setForm] = useState({
+    // Without admin one may look at what one may subscribe to, and has to say what.
+    filter: query.get("filter") ?? (session.admin ? "" : session.rights.subscribe[0] ?? ""),
+    op: query.get("op") ?? "", dialect: query.get("dialect") ?? "", text: query.get("text") ?? "", id: query.get("id") ?? "", header: query.get("header") ?? "", offset: query.get("offset") ?? "",
+  });
   const [asked, setAsked] = useState(form);
   const [span, setSpan] = useState({ seconds: 900, from: 0, to: 0 });
   const [rows, setRows] = useState(/** @type {any[]} */ ([]));
@@ -18,7 +22,7 @@ export default function Log({ session, query }) {
   const [error, setError] = useState("");
   const [chosen, setChosen] = useState(/** @type {any} */ (null));
   const [turn, setTurn] = useState(0);
-  const ends = () => (span.seconds ? { from: (Date.now() - span.seconds * 1000) * 1000, to: 0 } : span);
+  const ends = () => (asked.offset ? { from: 0, to: 0 } : span.seconds ? { from: (Date.now() - span.seconds * 1000) * 1000, to: 0 } : span);
   const parameters = (/** @type {Record<string, any>} */ more = {}) => {
     const found = new URLSearchParams();
     const { from, to: end } = ends();
@@ -27,10 +31,9 @@ export default function Log({ session, query }) {
     for (const [name, value] of Object.entries({ ...asked, ...more })) if (value) found.set(name, String(value));
     return found;
   };
-  const histogram = useAnswer(() => {
-    const { from, to: end } = ends();
-    return ask(`/v1/histogram?${new URLSearchParams({ buckets: "80", ...(from && { time_from: String(Math.floor(from)) }), ...(end && { time_to: String(Math.floor(end)) }) })}`);
-  }, [span, turn]);
+  // It shows what is looked for; `before` and `offset` are places, not kinds of rows.
+  const histogram = useAnswer(() => ask(`/v1/histogram?${parameters({ buckets: 80, offset: "" })}`), [asked, span, turn]);
+  const isAll = !Object.values({ ...asked, offset: "" }).some(Boolean);
   const load = async (/** @type {any} */ before) => {
     setBusy(true);
     try {
@@ -48,6 +51,11 @@ export default function Log({ session, query }) {
   const set = (/** @type {string} */ name) => (/** @type {any} */ e) => setForm({ ...form, [name]: e.target.value });
   const told = histogram.value;
   const times = told ? told.counts.map((/** @type {number} */ _, /** @type {number} */ at) => (told.start + (at + 0.5) * told.width) / 1e6) : [];
+  /** Less of the time, or more of it. @param {any} of @param {number} share */
+  const zoom = (of, share) => {
+    const length = of.stop - of.start;
+    setSpan({ seconds: 0, from: Math.floor(of.start + share * length), to: of.stop });
+  };
   const download = async (/** @type {string} */ kind) => {
     try {
       const response = await ask(`/v1/rows?${parameters({ limit: 100000, format: kind })}`, { raw: true });
@@ -58,20 +66,21 @@ export default function Log({ session, query }) {
   };
   if (!session.log) return html`<div class="top"><h1>Log</h1></div><p>This broker keeps no log.</p>`;
   return html`<div class="top"><h1>Log</h1><p class="soft">${rows.length ? `${count(rows.length)} rows shown, the newest first` : ""}</p></div>
-    <div class="cards"><${Card} title="When" wide=${true} aside=${html`<span class="row">${SPANS.map(([name, seconds]) => html`<button class=${span.seconds === seconds && !span.from ? "main" : ""} aria-pressed=${String(span.seconds === seconds && !span.from)} onClick=${() => setSpan({ seconds, from: 0, to: 0 })}>${name}</button>`)}
-        ${span.from ? html`<span>${clock(span.from)} to ${clock(span.to)}</span>` : null}<button onClick=${() => setTurn(turn + 1)}>Refresh</button></span>`}>
+    <div class="cards"><${Card} title="When" wide=${true} aside=${html`<span class="row"><${Choice} name="Span" of=${SPANS} value=${span.from ? -1 : span.seconds} onChange=${(/** @type {number} */ seconds) => setSpan({ seconds, from: 0, to: 0 })} />
+        ${span.from ? html`<span>${clock(span.from)} to ${clock(span.to)}</span>` : null}<button data-key="r" title="r" onClick=${() => setTurn(turn + 1)}>Refresh</button></span>`}>
       ${told ? html`<${Chart} height=${130} times=${times} series=${[{ name: "rows", colour: "accent", values: told.counts }]} bars=${true} label="Rows over time" format=${(/** @type {number} */ v) => count(v)}
         onSelect=${(/** @type {number} */ from, /** @type {number} */ end) => setSpan({ seconds: 0, from: Math.floor(from * 1e6), to: Math.ceil(end * 1e6) })} />
-        <p class="soft">${count(told.counts.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0))} rows of all kinds. Drag over a stretch to look at it alone.</p>` : html`<p class="soft">${histogram.error || "Loading."}</p>`}<//>
+        <p class="soft">${count(told.counts.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0))} ${isAll ? "rows of all kinds" : "rows that match"}${told.since > told.start ? html`, <span class="warn">counted back to ${when(told.since)}</span>` : ""}. Drag over a stretch to look at it alone<span class="nowrap">, or <button class="link" onClick=${() => zoom(told, 0.5)}>its later half</button></span>${span.from ? html`, <button class="link" onClick=${() => zoom(told, -1)}>twice as much</button>` : ""}.</p>` : html`<p class="soft">${histogram.error || "Loading."}</p>`}<//>
     <${Card} title="What" wide=${true}>
-      <form class="form" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); setAsked({ ...form }); }}>
+      <form class="form tight" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); setAsked({ ...form }); }}>
         <label class="field">Address or filter<input class="mono" placeholder="house/#" value=${form.filter} onInput=${set("filter")} /></label>
         <label class="field">Text<input placeholder="in payload, address, id" value=${form.text} onInput=${set("text")} /></label>
         <label class="field">Op<select value=${form.op} onChange=${set("op")}><option value="">any</option>${OPS.map((one) => html`<option>${one}</option>`)}</select></label>
         <label class="field">Dialect<select value=${form.dialect} onChange=${set("dialect")}><option value="">any</option>${[...session.dialects, "http"].map((one) => html`<option>${one}</option>`)}</select></label>
         <label class="field">Id<input class="mono" value=${form.id} onInput=${set("id")} /></label>
         <label class="field">Header<input class="mono" placeholder="name=value" value=${form.header} onInput=${set("header")} /></label>
-        <span class="row"><button class="main">Find</button></span></form>
+        <label class="field">Offset<input class="mono" placeholder="3:4711" pattern="[0-9]+:[0-9]+" title="partition:offset; rows from there back" value=${form.offset} onInput=${set("offset")} /></label>
+        <span class="row"><button class="main">Find</button><button type="button" disabled=${isAll && !asked.offset} onClick=${() => { const none = Object.fromEntries(Object.keys(form).map((name) => [name, ""])); setForm(/** @type {any} */ (none)); setAsked(/** @type {any} */ (none)); }}>All</button></span></form>
       <div class="row"><span class="soft">Export what is found:</span><button onClick=${() => download("jsonl")}>JSON lines</button><button onClick=${() => download("csv")}>CSV</button>
         ${[...Array(told ? 1 : 0)].map(() => html`<${Arrow} filter=${asked.filter} from=${ends().from} />`)}</div><//>
     <${Card} title="Rows" wide=${!chosen}>
@@ -86,7 +95,7 @@ export default function Log({ session, query }) {
         ...(chosen ? [] : [{ key: "offset", title: "offset", number: true, show: (/** @type {any} */ one) => `${one.partition}:${one.offset}` }]),
       ]} />
       ${cursor && html`<button disabled=${busy} onClick=${() => load(cursor)}>${busy ? "Looking" : "Older"}</button>`}<//>
-    ${chosen && html`<${Card} title="Row" aside=${html`<a href=${to("message", { address: chosen.address, time: chosen.time, id: chosen.id ?? chosen.correlation_id ?? "" })}>its way</a> <a href=${to("inspector", { partition: chosen.partition, offset: chosen.offset, address: chosen.address, time: chosen.time })}>inspect</a>`}><${Message} message=${chosen} /><//>`}
+    ${chosen && html`<${Card} title="Row" aside=${html`<a href=${to("message", { address: chosen.address, offset: `${chosen.partition}:${chosen.offset}` })}>its way</a> <a href=${to("inspector", { address: chosen.address, offset: `${chosen.partition}:${chosen.offset}` })}>inspect</a>`}><${Message} message=${chosen} /><//>`}
     </div>`;
 }
 

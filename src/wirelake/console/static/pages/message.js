@@ -1,6 +1,6 @@
 // Message: the way of one message, from the log, from a trace, or as it would be now.
 
-import { ask, attempt, clock, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
+import { ask, attempt, clock, findRow, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
 import { Card, Dialect, Message, Payload, T, Table } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
@@ -9,6 +9,7 @@ export default function Way({ session, query }) {
   const address = query.get("address") ?? "";
   const id = query.get("id") ?? "";
   const time = Number(query.get("time") ?? 0);
+  const offset = query.get("offset") ?? "";
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();
     location.hash = to("message", { address: form.address, ...(form.id && { id: form.id }) });
@@ -19,15 +20,22 @@ export default function Way({ session, query }) {
         <label class="field">Id or correlation id<input class="mono" value=${form.id} onInput=${(/** @type {any} */ e) => setForm({ ...form, id: e.target.value })} /></label>
         <span class="row"><button class="main">Show</button></span></form>
         <p class="soft">Or pick one in <a href=${to("explore")}>Explore</a> or in the <a href=${to("log")}>Log</a>.</p><//>
-      ${address && html`<${Steps} key=${`${address} ${id} ${time}`} address=${address} id=${id} time=${time} session=${session} />`}
+      ${address && html`<${Steps} key=${query.toString()} query=${query} address=${address} id=${id} time=${time} offset=${offset} session=${session} />`}
       ${session.admin && html`<${Trace} filter=${address} />`}
     </div>`;
 }
 
-/** @param {{address: string, id: string, time: number, session: import("../lib.js").Session}} props */
-function Steps({ address, id, time, session }) {
+/** @param {{query: URLSearchParams, address: string, id: string, time: number, offset: string, session: import("../lib.js").Session}} props */
+function Steps({ query, address, id, time, offset, session }) {
   const parameters = new URLSearchParams({ filter: address, limit: id ? "100" : "20", ...(id ? { id } : time ? { time_from: String(time), time_to: String(time + 1) } : {}) });
-  const rows = useAnswer(() => (session.log ? ask(`/v1/rows?${parameters}`) : Promise.resolve({ rows: [] })), [address, id, time]);
+  const rows = useAnswer(async () => {
+    if (!session.log) return { rows: [] };
+    if (!offset || id) return ask(`/v1/rows?${parameters}`);
+    const row = await findRow(query);
+    const known = row?.id || row?.correlation_id;
+    if (!known) return { rows: row ? [row] : [] };
+    return ask(`/v1/rows?${new URLSearchParams({ filter: address, id: known, limit: "100" })}`);
+  }, [query.toString()]);
   const audience = useAnswer(() => (session.admin ? ask(`/v1/audience?${new URLSearchParams({ address })}`) : Promise.resolve(null)), [address]);
   const [message, setMessage] = useState(/** @type {any} */ (null));
   const translated = useAnswer(async () => {
@@ -36,10 +44,10 @@ function Steps({ address, id, time, session }) {
     return ask("/v1/translate", { method: "POST", body: Object.fromEntries(keys.filter((key) => message[key]).map((key) => [key, message[key]])) });
   }, [message]);
   const found = [...(rows.value?.rows ?? [])].reverse();
-  useEffect(() => { if (found.length) setMessage(found[0]); }, [rows.value]);
+  useEffect(() => { if (found.length) setMessage(found.find((one) => `${one.partition}:${one.offset}` === offset) ?? found[0]); }, [rows.value]);
   const first = found[0]?.time;
   const lost = Object.fromEntries((translated.value?.translations ?? []).map((/** @type {any} */ one) => [one.dialect, one.refused ? `cannot be said: ${one.refused.replaceAll("_", " ")}` : one.lost.join(", ").replaceAll("_", " ") || "nothing"]));
-  return html`<${Card} title="In the log" wide=${true} aside=${id ? html`all that has the id <${T} v=${id} />` : time ? `received at ${when(time)}` : "the latest"}>
+  return html`<${Card} title="In the log" wide=${true} aside=${id ? html`all that has the id <${T} v=${id} />` : offset ? html`offset <${T} v=${offset} />` : time ? `received at ${when(time)}` : "the latest"}>
       ${rows.error && html`<p class="bad" role="alert">${rows.error}</p>`}
       <${Table} name="Steps" rows=${found} id=${(/** @type {any} */ one) => `${one.partition}:${one.offset}`} onPick=${setMessage} selected=${message && `${message.partition}:${message.offset}`} empty=${rows.value ? "The log has nothing of it." : "Loading."} columns=${[
         { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap">${clock(one.time)}</button>` },

@@ -1,9 +1,9 @@
 // Overview: is all well, what passes, and what needs somebody.
 
 import { ask, bytes, count, duration, html, perSecond, short, to, useEffect, useLive, useState, visible, when } from "../lib.js";
-import { Card, Chart, Dialect, Legend, T, Table, Tile } from "../parts.js";
+import { Card, Chart, Choice, Dialect, Legend, T, Table, Tile } from "../parts.js";
 
-const SPANS = [["5 min", 300], ["20 min", 1200], ["1 h", 3600]];
+const SPANS = /** @type {[string, number][]} */ ([["5 min", 300], ["20 min", 1200], ["1 h", 3600]]);
 
 /** @param {{session: import("../lib.js").Session}} props */
 export default function Overview({ session }) {
@@ -26,19 +26,20 @@ function sentence(now) {
 
 /** What is wrong now, each with the page where it is mended. @param {any} now */
 function problems(now) {
-  /** @type {{text: string, href: string}[]} */
+  /** @type {{text: string, fix: string, href: string}[]} */
   const found = [];
-  if (now.trouble) found.push({ text: `Nothing can be written: ${now.trouble}`, href: to("trouble") });
-  if (now.waiting) found.push({ text: `${now.waiting} clients wait for a slow subscriber or for the disk`, href: to("connections") });
-  if (now.outbox > now.outbox_most / 2) found.push({ text: `${bytes(now.outbox)} wait for slow subscribers`, href: to("connections") });
+  if (now.trouble) found.push({ text: `Nothing can be written: ${now.trouble}`, fix: "What needs the disk is refused until it works again.", href: to("trouble") });
+  if (now.free && now.free < Math.min(0.05 * now.disk_size, 2 * 2 ** 30)) found.push({ text: `The disk has ${bytes(now.free)} left`, fix: "Make room, or let the log keep less.", href: to("log") });
+  if (now.waiting) found.push({ text: `${now.waiting} clients wait for a slow subscriber or for the disk`, fix: "Close the one whose outbox is full.", href: to("connections", { sort: "outbox" }) });
+  if (now.outbox > now.outbox_most / 2) found.push({ text: `${bytes(now.outbox)} wait for slow subscribers`, fix: "See whose outbox it is.", href: to("connections", { sort: "outbox" }) });
   for (const queue of now.queues ?? []) {
     const href = to("queues", { name: queue.name });
-    if (queue.name.endsWith("/$dead") && queue.messages) found.push({ text: `${count(queue.messages)} dead letters in ${queue.name}`, href });
-    else if (queue.ready && !queue.consumers && queue.age > 60) found.push({ text: `${queue.name} has messages and no consumer`, href });
-    else if (queue.max_messages && queue.messages > 0.9 * queue.max_messages) found.push({ text: `${queue.name} is nearly full`, href });
+    if (queue.name.endsWith("/$dead") && queue.messages) found.push({ text: `${count(queue.messages)} dead letters in ${queue.name}`, fix: "See why, and send them back.", href });
+    else if (queue.ready && !queue.consumers && queue.age > 60) found.push({ text: `${queue.name} has messages and no consumer`, fix: `The next one waits since ${duration(queue.age)}.`, href });
+    else if (queue.max_messages && queue.messages > 0.9 * queue.max_messages) found.push({ text: `${queue.name} is nearly full`, fix: `${count(queue.messages)} of ${count(queue.max_messages)} messages.`, href });
   }
   for (const [name, lag] of Object.entries(now.queries ?? {})) {
-    if (lag > 1e6) found.push({ text: `The query ${name} is ${short(lag)} rows behind`, href: to("spark") });
+    if (lag > 1e6) found.push({ text: `The query ${name} is ${short(lag)} rows behind`, fix: "", href: to("spark") });
   }
   return found;
 }
@@ -46,36 +47,43 @@ function problems(now) {
 /** @param {{now: any}} props */
 function Figures({ now }) {
   const [span, setSpan] = useState(300);
-  const [what, setWhat] = useState("received");
+  const [unit, setUnit] = useState("messages");
   const history = useRates(span, now);
   const sum = (/** @type {string} */ name) => Object.values(now.rates).reduce((all, /** @type {any} */ one) => all + one[name], 0);
   const sessions = Object.values(now.sessions).reduce((all, one) => all + one, 0);
   const lag = Object.values(now.queries).reduce((most, one) => Math.max(most, one), 0);
   const wrong = problems(now);
-  const format = what.startsWith("bytes") ? (/** @type {number} */ value) => `${bytes(value)}/s` : (/** @type {number} */ value) => `${short(value)}/s`;
-  const series = Object.entries(history.dialects)
+  const inBytes = unit === "bytes";
+  const format = inBytes ? (/** @type {number} */ value) => `${bytes(value)}/s` : (/** @type {number} */ value) => `${short(value)}/s`;
+  const series = (/** @type {string} */ what) => Object.entries(history.dialects)
     .filter(([, one]) => one[what].some((/** @type {number} */ value) => value))
     .map(([name, one]) => ({ name, values: one[what] }));
-  return html`<div class="tiles">
-      <${Tile} name="messages in" value=${perSecond(sum("received")) || "0/s"} href=${to("explore")} />
-      <${Tile} name="messages out" value=${perSecond(sum("delivered")) || "0/s"} href=${to("flow")} />
-      <${Tile} name="bytes in" value=${`${bytes(sum("bytes_in"))}/s`} />
-      <${Tile} name="connections" value=${count(sessions)} href=${to("connections")} />
-      <${Tile} name="in queues" value=${count(now.queued)} href=${to("queues")} />
-      <${Tile} name="log on disk" value=${bytes(now.disk)} href=${to("log")} />
-      <${Tile} name="rows of lag" value=${count(lag)} href=${to("spark")} />
-      <${Tile} name="needs a look" value=${wrong.length} kind=${wrong.length ? "warn" : "good"} href=${to("trouble")} />
+  /** All dialects together, in the last minutes. @param {string} what */
+  const past = (what) => Object.values(history.dialects).reduce((/** @type {number[]} */ all, one) => one[what].slice(-120).map((/** @type {number} */ value, /** @type {number} */ at) => value + (all[at] ?? 0)), []);
+  const [into, out] = inBytes ? ["bytes_in", "bytes_out"] : ["received", "delivered"];
+  const shown = { in: series(into), out: series(out) };
+  const named = [...new Map([...shown.in, ...shown.out].map((one) => [one.name, one])).values()].sort((a, b) => (a.name < b.name ? -1 : 1));
+  return html`<div class="tiles eight">
+      <${Tile} name="messages in" value=${perSecond(sum("received")) || "0/s"} href=${to("explore")} past=${past("received")} />
+      <${Tile} name="messages out" value=${perSecond(sum("delivered")) || "0/s"} href=${to("flow")} past=${past("delivered")} />
+      <${Tile} name="bytes in" value=${`${bytes(sum("bytes_in"))}/s`} past=${past("bytes_in")} />
+      <${Tile} name="bytes out" value=${`${bytes(sum("bytes_out"))}/s`} past=${past("bytes_out")} />
+      <${Tile} name="connections" value=${count(sessions)} href=${to("connections")} more=${`${count(now.subscriptions)} filters`} />
+      <${Tile} name="in queues" value=${count(now.queued)} href=${to("queues")} more=${`${count(now.queue_count)} queues`} />
+      <${Tile} name="log on disk" value=${bytes(now.disk)} href=${to("log")} more=${now.free ? `${bytes(now.free)} free` : `${short(now.rows)} rows`} />
+      <${Tile} name="rows of lag" value=${short(lag)} href=${to("spark")} more=${`${Object.keys(now.queries).length} queries`} />
     </div>
     <div class="cards">
-      ${wrong.length ? html`<${Card} title="What is wrong now" wide=${true}><ul>${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a></li>`)}</ul><//>` : null}
+      ${wrong.length ? html`<${Card} title="What is wrong now" wide=${true} kind="alarm"><ul class="plain">${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a> <span class="soft">${one.fix}</span></li>`)}</ul><//>` : null}
       <${Card} wide=${true} title="Rates by dialect" aside=${html`<span class="row">
-          <select aria-label="What is shown" value=${what} onChange=${(/** @type {any} */ e) => setWhat(e.target.value)}>
-            <option value="received">messages in</option><option value="delivered">messages out</option>
-            <option value="bytes_in">bytes in</option><option value="bytes_out">bytes out</option></select>
-          ${SPANS.map(([name, seconds]) => html`<button aria-pressed=${String(span === seconds)} class=${span === seconds ? "main" : ""} onClick=${() => setSpan(Number(seconds))}>${name}</button>`)}
+          <${Choice} name="Unit" of=${["messages", "bytes"]} value=${unit} onChange=${setUnit} />
+          <${Choice} name="Span" of=${SPANS} value=${span} onChange=${setSpan} />
         </span>`}>
-        <${Chart} times=${history.times} series=${series} format=${format} label="Rates by dialect" height=${210} />
-        <${Legend} series=${series} /><//>
+        <div class="pair">
+          <div><h3>In, ${format(sum(into))}</h3><${Chart} times=${history.times} series=${shown.in} format=${format} label="Rates in by dialect" height=${200} /></div>
+          <div><h3>Out, ${format(sum(out))}</h3><${Chart} times=${history.times} series=${shown.out} format=${format} label="Rates out by dialect" height=${200} /></div>
+        </div>
+        <${Legend} series=${named} /><//>
       <${Card} title="Top talkers" aside=${html`<a href=${to("connections")}>all connections</a>`}>
         <${Table} name="Top talkers" id=${(/** @type {any} */ one) => one.number} rows=${now.talkers} empty="Nobody is connected." columns=${[
           { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<${T} v=${one.id || one.peer} />` },

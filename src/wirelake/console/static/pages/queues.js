@@ -1,7 +1,7 @@
 // Queues: depth and age, what is in them, and all that operators do to them.
 
-import { ask, attempt, bytes, count, duration, html, inPath, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
-import { Card, Chart, Confirm, Message, T, Table, Tile } from "../parts.js";
+import { ask, attempt, bytes, count, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
+import { Card, Chart, Confirm, Dialect, Message, T, Table, Tile } from "../parts.js";
 
 const SETTINGS = /** @type {[string, string, string][]} */ ([
   ["ack_timeout", "Acknowledge within, s", "number"],
@@ -52,6 +52,7 @@ function Queue({ queue, session }) {
     return () => clearInterval(timer);
   }, []);
   useEffect(() => { peek.reload(); }, [queue.messages]);
+  const consumers = useAnswer(() => (session.admin ? ask(`/v1/audience?${new URLSearchParams({ address: queue.name })}`) : Promise.resolve(null)), [queue.name, queue.consumers]);
   const isDead = queue.name.endsWith("/$dead");
   const home = isDead ? queue.name.slice(0, -"/$dead".length) : "";
   const messages = peek.value?.messages ?? [];
@@ -65,7 +66,7 @@ function Queue({ queue, session }) {
       const told = await ask(`${path}/move?${new URLSearchParams([...(to_ ? [["to", to_]] : []), ...part.map((one) => ["sequence", String(one)])])}`, { method: "POST" });
       moved += told.moved;
     }
-    window.dispatchEvent(new CustomEvent("wirelake-tell", { detail: `${moved} messages were moved.` }));
+    tell(`${moved} messages were moved.`);
     setPicked(new Set());
     peek.reload();
   });
@@ -74,12 +75,12 @@ function Queue({ queue, session }) {
     <${Card} title=${queue.name} wide=${true} aside=${isDead ? html`dead letters of <a href=${to("queues", { name: home })}><${T} v=${home} /></a>` : html`<a href=${to("log", { filter: queue.name })}>in the log</a>`}>
       <div class="tiles"><${Tile} name="messages" value=${count(queue.messages)} /><${Tile} name="ready" value=${count(queue.ready)} /><${Tile} name="held" value=${count(queue.held)} />
         <${Tile} name="consumers" value=${queue.consumers} /><${Tile} name="oldest" value=${queue.age ? duration(queue.age) : "–"} /></div>
-      ${times.length ? html`<div class="cards"><div><h3>Messages in the last hour</h3><${Chart} height=${120} times=${times} series=${[{ name: "messages", colour: "accent", values: depths.value.messages }]} label="Messages in the queue" /></div>
-        <div><h3>Age of the next message, s</h3><${Chart} height=${120} times=${times} series=${[{ name: "age", colour: "mfp-1", values: depths.value.age }]} label="Age in seconds" /></div></div>` : html`<p class="soft">Depth and age are drawn after ten seconds.</p>`}<//>
-    <${Card} title="What comes next" aside=${html`not taken by looking <button onClick=${peek.reload}>Refresh</button>`}>
+      ${times.length ? html`<div class="pair"><div><h3>Messages in the last hour</h3><${Chart} height=${120} times=${times} series=${[{ name: "messages", colour: "accent", values: depths.value.messages }]} label="Messages in the queue" /></div>
+        <div><h3>Age of the next message, s</h3><${Chart} height=${120} times=${times} series=${[{ name: "age", colour: "warn", values: depths.value.age }]} label="Age in seconds" /></div></div>` : html`<p class="soft">Depth and age are drawn after ten seconds.</p>`}<//>
+    <${Card} title="What comes next" aside=${html`not taken by looking <button data-key="r" title="r" onClick=${peek.reload}>Refresh</button>`}>
       ${peek.error && html`<p class="bad">${peek.error}</p>`}
       <${Table} name="Messages" rows=${messages} id=${(/** @type {any} */ one) => one.sequence} onPick=${setShown} selected=${shown?.sequence} empty="Nothing is ready." columns=${[
-        ...(session.admin ? [{ key: "pick", title: "", show: (/** @type {any} */ one) => html`<input type="checkbox" aria-label=${`Choose message ${one.sequence}`} checked=${picked.has(one.sequence)}
+        ...(session.admin ? [{ key: "pick", title: "", name: "chosen", show: (/** @type {any} */ one) => html`<input type="checkbox" aria-label=${`Choose message ${one.sequence}`} checked=${picked.has(one.sequence)}
             onClick=${(/** @type {Event} */ e) => e.stopPropagation()} onChange=${() => { const next = new Set(picked); next.delete(one.sequence) || next.add(one.sequence); setPicked(next); }} />` }] : []),
         { key: "sequence", title: "number", number: true },
         { key: "attempts", title: "attempts", number: true },
@@ -88,6 +89,11 @@ function Queue({ queue, session }) {
       ]} />
       ${messages.length >= most && most < 1000 && html`<button onClick=${() => setMost(Math.min(1000, most * 5))}>More</button>`}<//>
     ${shown && html`<${Card} title="Message"><${Message} message=${{ ...shown, address: queue.name }} /><//>`}
+    ${consumers.value && html`<${Card} title="Consumers" aside=${`${consumers.value.count}`}><${Table} name="Consumers" rows=${consumers.value.who} id=${(/** @type {any} */ one) => one.number} empty="Nobody consumes it." columns=${[
+      { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>` },
+      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+      { key: "delivered", title: "delivered", number: true, show: (/** @type {any} */ one) => count(one.delivered) },
+    ]} /><//>`}
     ${session.admin && html`<${Card} title="Do">
       ${isDead && html`<div class="row"><button class="main" disabled=${!queue.ready} onClick=${() => move("", [])}>Send all back to <${T} v=${home} /></button>
         <button disabled=${!chosen.length} onClick=${() => move("", chosen)}>Send ${chosen.length || "chosen"} back</button></div>`}

@@ -1,0 +1,1 @@
+"""Dialects that a file in TOML describes; one kernel reads and writes all of them."""

@@ -1,0 +1,874 @@
+"""What a client and the broker know of each other beyond a connection: MQTT calls it a session.
+
+A *conversation* has the client's subscriptions, what was sent and is not acknowledged, and what was
+received with QoS 2 and is not released. It ends with its connection, or lasts as long as the client
+asked for. One that lasts is kept in the journal:
+
+- its subscriptions, and the identifiers of QoS 2 that either side has to release, in the key
+  `$mqtt/session/<id>`;
+- what is sent to it with QoS 1 or 2 in the queue `$mqtt/<id>`, from the moment it is published
+  until the client has it. The packet identifier follows from the place in the queue, so a message
+  that is sent again, even by a broker that was killed meanwhile, has the same one.
+
+A client subscribes with options. All of its filters with the same options share a *receiver*, which
+is an endpoint for the router like a client of another dialect. A message that filters of several
+receivers match comes once for each of them, as the standard allows. A *share* is the endpoint of
+all that subscribed to `$share/<group>/<filter>`: it deals messages out to them in turn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from itertools import count as count_from
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from wirelake.address import check_filter
+from wirelake.broker.endpoint import Endpoint, Policy
+from wirelake.broker.node import Node
+from wirelake.broker.rights import Rights
+from wirelake.config import QueueSettings
+from wirelake.dialects.mqtt.encoder import (
+    MqttEncoder,
+    Packets,
+    divide,
+    numbered,
+    personal,
+)
+from wirelake.dialects.mqtt.retained_memory import Retained, RetainedMessages
+from wirelake.dialects.mqtt.scanner import MqttScanner
+from wirelake.errors import RefusedError
+from wirelake.journal.engine import Entry
+from wirelake.message import Message
+from wirelake.wire import FrameTable
+
+if TYPE_CHECKING:
+    from wirelake.dialects.mqtt.session import MqttSession
+
+SESSION = "$mqtt/session/"
+QUEUE = "$mqtt/"
+SHARE = "$share/"
+FIVE = "mqtt-5"
+#: Identifiers of what is published; those above are for messages of queues.
+IDENTIFIERS = 60_000
+#: What is read of a queue at once.
+READ_MESSAGES = 1_000
+READ_BYTES = 1 << 20
+#: The mark of packets that are sent again.
+AGAIN = 8
+#: What a message that waits takes beside its bytes, roughly.
+OVERHEAD = 64
+
+
+class Options(NamedTuple):
+    """How a client subscribed to a filter."""
+
+    qos: int = 0
+    no_local: bool = False
+    keeps_retain: bool = False
+    subscription: int = 0
+
+
+class _Kept(msgspec.Struct):
+    """A conversation in the journal."""
+
+    owner: str = ""
+    lasts: float = 0.0  # seconds; 0: for ever, as JSON has no infinity
+    ends: float = 0.0  # seconds since 1970; 0: not while it is connected, or never
+    filters: dict[str, tuple[int, bool, bool, int]] = {}
+    received: list[int] = []
+    released: list[int] = []
+
+
+class Offline:
+    """Stands for the link of a client that is not connected."""
+
+    peer = "offline"
+    buffered = moved = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Nobody is there."""
+
+    def close(self) -> None:
+        """Nobody is there."""
+
+    abort = pause = resume = receive_again = authenticated = close
+
+
+class Receiver(Endpoint):
+    """The endpoint of all filters that a client subscribed to with the same options."""
+
+    takes_direct = False
+
+    def __init__(self, conversation: Conversation, options: Options) -> None:
+        home = conversation.home
+        connection = conversation.connection
+        dialect = FIVE if conversation.is_kept or connection is None else connection.dialect
+        super().__init__(OFFLINE, dialect, home.table, home.rights, home.node.vitals.now)
+        self.conversation = conversation
+        self.options = options
+        self.form = f"{dialect}+{options.qos}{'r' if options.keeps_retain else ''}"
+        self.acknowledges = options.qos > 0
+        self.client_id = conversation.client_id
+        home.receivers += 1
+        self.number = connection.number if connection is not None else home.receivers
+        if connection is not None:
+            self.link = connection.link
+
+    @property
+    def owner(self) -> str:
+        """The token entry of the client."""
+        return self.conversation.owner
+
+    @property
+    def outgoing(self) -> int:
+        """The bytes that wait for the client."""
+        connection = self.conversation.connection
+        return connection.outgoing if connection is not None else 0
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send publishes of this receiver's form."""
+        talk = self.conversation
+        if self.options.no_local and sender is not None and sender is talk.connection:
+            return
+        if self.options.qos == 0 and not self.options.subscription and not talk.most_packet:
+            if talk.connection is not None:
+                talk.connection.write(data, policy, sender)
+        else:
+            talk.deliver(data, self.options.subscription, policy, sender)
+
+    def write_retained(self, found: Iterable[Retained]) -> None:
+        """Send what is retained, with the mark that says so."""
+        home = self.conversation.home
+        variant = f"{self.options.qos}r"
+        for one in found:
+            frames = home.translated(one.packet, self.dialect, variant, since=one.since)
+            if frames:
+                self.conversation.deliver(frames, self.options.subscription)
+
+    def send(
+        self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
+    ) -> bool:
+        """Send one message of a queue."""
+        connection = self.conversation.connection
+        return connection is not None and connection.hand_out(message, self.options)
+
+    def send_all(self, messages: Iterable[Message | None]) -> None:
+        """Send messages of a queue."""
+        for message in messages:
+            if message is not None:
+                self.send(message)
+
+    def refuse(self, message: Message, error: RefusedError) -> None:
+        """A receiver asks for nothing."""
+
+    def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
+        """A receiver publishes nothing."""
+
+    def authenticated(self) -> None:
+        """The client's connection looks after that."""
+
+    def close(self, reason: str) -> None:
+        """End the client's connection."""
+        if self.conversation.connection is not None:
+            self.conversation.connection.close(reason)
+
+    def lost(self, reason: str) -> None:
+        """The client's connection has ended."""
+        if self.conversation.connection is not None:
+            self.conversation.connection.lost(reason)
+
+
+class Share(Receiver):
+    """The endpoint of a group that shares what is published to a filter."""
+
+    def __init__(self, conversation: Conversation, filter: str) -> None:
+        super().__init__(conversation, Options(2))
+        self.dialect = FIVE
+        self.form = f"{FIVE}+2"
+        self.filter = filter
+        self.members: dict[Conversation, Receiver] = {}
+        self._next = 0
+
+    @property
+    def outgoing(self) -> int:
+        """The bytes that wait for the member that has the fewest."""
+        return min((one.outgoing for one in self._present()), default=0)
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Deal publishes out to the members in turn; those that are connected come first."""
+        members = self._present()
+        if not members:
+            return
+        view = memoryview(data)
+        places = divide(view)
+        first, count = self._next, len(members)
+        self._next += len(places) - 1
+        home = self.conversation.home
+        for k, member in enumerate(members):
+            turns = range((k - first) % count, len(places) - 1, count)
+            dealt = b"".join(view[places[turn] : places[turn + 1]] for turn in turns)
+            if dealt:
+                variant = member.form.partition("+")[2]
+                frames = home.translated(dealt, member.dialect, variant)
+                member.conversation.deliver(frames, member.options.subscription, policy, sender)
+
+    def _present(self) -> list[Receiver]:
+        present = [one for talk, one in self.members.items() if talk.connection is not None]
+        return present or [one for talk, one in self.members.items() if talk.is_kept]
+
+
+class Conversation:
+    """What a client and the broker know of each other."""
+
+    def __init__(self, home: Conversations, client_id: str, owner: str) -> None:
+        self.home = home
+        self.client_id = client_id
+        self.owner = owner
+        self.connection: MqttSession | None = None
+        self.is_kept = False
+        self.is_over = False
+        self.lasts = 0.0  # seconds beyond the connection
+        self.ends = 0.0  # when, in the broker's time; 0: not yet
+        self.filters: dict[str, tuple[Options, Receiver]] = {}
+        self.receivers: dict[Options, Receiver] = {}
+        self.received: set[int] = set()  # QoS 2, and not released
+        self.most_packet = 0
+        self.most_in_flight = IDENTIFIERS
+        # Sent and not acknowledged: the sequence in the queue, or 0, by identifier.
+        self.in_flight: dict[int, int] = {}
+        self.released: dict[int, None] = {}  # the client has these messages of QoS 2, in order
+        self.will: bytes | None = None
+        self.will_at = 0.0  # when a will that waits is published
+        self.will_rights: Rights | None = None
+        self._identifier = 1
+        self._waiting: deque[bytes | memoryview] = deque()  # of a conversation that is not kept
+        self.waiting_bytes = 0
+        self._sequence = 1  # of the queue: the next one that is given out, …
+        self._following = 1  # … and the next one that is sent
+        self._promised = 1  # the next one that nobody has promised to send
+        self._asked = False  # to go on when what was put is durable
+
+    # Subscriptions
+
+    def subscribe(self, filter: str, options: Options, now: float) -> bool:
+        """Subscribe to a filter, or change the options; return whether it is a new one.
+
+        Raises RefusedError where rights or quotas do not allow it.
+        """
+        assert self.connection is not None
+        known = self.filters.get(filter)
+        _, wanted = parse_share(filter)
+        topics = self.home.node.topics
+        topics.check_subscription(self.connection, wanted)
+        if known is None:
+            topics.check_quota(self.connection, filter)
+            self.home.node.quotas.check_levels(wanted)
+        if known is not None and known[0] != options:
+            self._leave(filter, known[1], now)
+        receiver = self._receiver(options)
+        if known is None or known[0] != options:
+            self._join(filter, receiver, now)
+            self.filters[filter] = (options, receiver)
+            self.connection.filters[filter] = None
+            self.save()
+        return known is None
+
+    def send_retained(self, filter: str, options: Options) -> None:
+        """Send what is retained for a filter that was subscribed to just now."""
+        known = self.filters.get(filter)
+        if known is not None and known[0] == options and not filter.startswith(SHARE):
+            known[1].write_retained(self.home.retained.matching(filter))
+
+    def _receiver(self, options: Options) -> Receiver:
+        receiver = self.receivers.get(options)
+        if receiver is None:
+            receiver = self.receivers[options] = Receiver(self, options)
+        if self.connection is not None:
+            receiver.rights = self.connection.rights
+        return receiver
+
+    def _join(self, filter: str, receiver: Receiver, now: float) -> None:
+        group, wanted = parse_share(filter)
+        topics = self.home.node.topics
+        if wanted in topics.inboxes:
+            if self.connection is not None:
+                topics.subscribe(receiver, wanted, now, min(100, self.most_in_flight))
+        elif group:
+            share = self.home.shares.get(filter)
+            if share is None:
+                share = self.home.shares[filter] = Share(self, wanted)
+                topics.add(share, wanted)
+            share.members[self] = receiver
+        else:
+            topics.add(receiver, wanted)
+
+    def _leave(self, filter: str, receiver: Receiver, now: float) -> None:
+        group, wanted = parse_share(filter)
+        topics = self.home.node.topics
+        share = self.home.shares.get(filter) if group else None
+        if share is not None and share.members.pop(self, None) is not None:
+            if not share.members:
+                share.closed = True
+                del self.home.shares[filter]
+                topics.left(share)
+        elif wanted in receiver.consumes or wanted in receiver.filters:
+            topics.unsubscribe(receiver, wanted, now)
+
+    def unsubscribe(self, filter: str, now: float) -> None:
+        """Remove a subscription; raises RefusedError (`not_found`) where there is none."""
+        known = self.filters.pop(filter, None)
+        if known is None:
+            raise RefusedError("not_found", f"no subscription to {filter}")
+        if self.connection is not None:
+            self.connection.filters.pop(filter, None)
+        self._leave(filter, known[1], now)
+        self.save()
+
+    # A connection comes and goes
+
+    def attach(self, connection: MqttSession, now: float) -> None:
+        """A connection takes the conversation up; what it may not subscribe to any more is gone."""
+        self.connection = connection
+        self.ends = self.will_at = 0.0
+        self.will = None
+        for receiver in self.receivers.values():
+            receiver.link = connection.link
+            receiver.rights = connection.rights
+            receiver.number = connection.number
+        topics = self.home.node.topics
+        for filter, (_, receiver) in list(self.filters.items()):
+            _, wanted = parse_share(filter)
+            try:
+                topics.check_subscription(connection, wanted)
+            except RefusedError:
+                self.unsubscribe(filter, now)
+                continue
+            connection.filters[filter] = None
+            if wanted in topics.inboxes:
+                self._join(filter, receiver, now)
+
+    def resume(self) -> None:
+        """Send again what was not acknowledged, then what waits."""
+        connection = self.connection
+        assert connection is not None
+        for identifier in self.released:
+            connection.write(b"\x62\x02" + identifier.to_bytes(2, "big"))
+        if self.is_kept:
+            self.in_flight.clear()
+            first = next(iter(self.home.node.engine.references(self.queue)), None)
+            self._following = first.sequence if first is not None else self._sequence
+            self._promised = self._sequence
+            self._go_on(again=True)
+
+    def detach(self, now: float) -> None:
+        """The connection has ended."""
+        self.connection = None
+        if not self.lasts:
+            self.end(now)
+            return
+        for receiver in self.receivers.values():
+            receiver.link = OFFLINE
+            for name in list(receiver.consumes):
+                self.home.node.topics.unsubscribe(receiver, name, now)
+        self._waiting.clear()
+        self.waiting_bytes = 0
+        self.ends = now + self.lasts if self.lasts != float("inf") else 0.0
+        self.save()
+
+    def end(self, now: float) -> None:
+        """Forget everything."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for filter, (_, receiver) in list(self.filters.items()):
+            if filter.startswith(SHARE) or receiver.consumes:
+                self._leave(filter, receiver, now)
+        for receiver in self.receivers.values():
+            receiver.closed = True
+            self.home.node.topics.left(receiver)
+        self.home.forget(self)
+
+    # What must survive
+
+    @property
+    def queue(self) -> str:
+        """The queue of what is not acknowledged."""
+        return QUEUE + self.client_id
+
+    def keep(self) -> None:
+        """Let this conversation survive connections and the broker."""
+        if not self.is_kept:
+            self.is_kept = True
+            engine = self.home.node.engine
+            engine.declare(QueueSettings(self.queue, dedup_window=0))
+            self._sequence = self._following = self._promised = engine.next_sequence(self.queue)
+        self.save()
+
+    def save(self) -> None:
+        """Write what is known, if it must survive."""
+        if self.is_kept and not self.is_over:
+            filters: dict[str, tuple[int, bool, bool, int]] = {
+                filter: options for filter, (options, _) in self.filters.items()
+            }
+            ends = self.ends + self.home.node.vitals.epoch if self.ends else 0.0
+            lasts = self.lasts if self.lasts != float("inf") else 0.0
+            released = list(self.released)
+            kept = _Kept(self.owner, lasts, ends, filters, sorted(self.received), released)
+            self.home.write(self.client_id, msgspec.json.encode(kept))
+
+    def load(self, kept: _Kept) -> None:
+        """Take up what was written before the broker started."""
+        node = self.home.node
+        now = node.vitals.now
+        self.is_kept = True
+        self.lasts = kept.lasts
+        self.received = set(kept.received)
+        self.released = dict.fromkeys(kept.released)
+        if kept.lasts != float("inf"):
+            self.ends = kept.ends - node.vitals.epoch if kept.ends else now + kept.lasts
+        node.engine.declare(QueueSettings(self.queue, dedup_window=0))
+        self._sequence = node.engine.next_sequence(self.queue)
+        first = next(iter(node.engine.references(self.queue)), None)
+        self._following = first.sequence if first is not None else self._sequence
+        for filter, options in kept.filters.items():
+            receiver = self._receiver(Options(*options))
+            self.filters[filter] = (receiver.options, receiver)
+            self._join(filter, receiver, now)
+
+    # Sending
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be sent before some are acknowledged."""
+        used = len(self.in_flight) + len(self.released)
+        if self.connection is not None:
+            used += len(self.connection.handed_out)
+        return max(0, min(self.most_in_flight, IDENTIFIERS - 1) - used)
+
+    def deliver(
+        self,
+        frames: bytes | memoryview,
+        subscription: int = 0,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send publishes of a form; those with QoS 1 and 2 now, or when there is room."""
+        if self.is_kept:
+            self._deliver_kept(frames, subscription, policy, sender)
+            return
+        if self.connection is None:
+            return
+        if self._waiting:
+            self._wait(frames, subscription)
+            return
+        used = self._send(frames, subscription, policy, sender)
+        if used < len(frames):
+            self._wait(memoryview(frames)[used:], subscription)
+
+    def _wait(self, frames: bytes | memoryview, subscription: int) -> None:
+        """Keep publishes in memory until there is room; their senders wait for a full outbox."""
+        if subscription:
+            frames = personal(frames, 0, len(frames), subscription=subscription)[0]
+        self._waiting.append(bytes(frames))
+        self.waiting_bytes += len(frames) + OVERHEAD
+
+    def _send(
+        self,
+        frames: bytes | memoryview,
+        subscription: int = 0,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> int:
+        """Send publishes of a conversation that is not kept; return how many bytes were used."""
+        assert self.connection is not None
+        first, room = self._free(min(self.room, numbered(frames)))
+        made, used, given, left_out = personal(
+            frames, first, room, subscription=subscription, most=self.most_packet
+        )
+        if left_out:
+            self.home.node.vitals.count_dropped("too_large", left_out)
+        for at in range(first, first + given):
+            self.in_flight[at] = 0
+        self._identifier = first + given if first + given < IDENTIFIERS else 1
+        if made:
+            self.connection.write(made, policy, sender)
+        return used
+
+    def _free(self, count: int) -> tuple[int, int]:
+        """Return the first of up to `count` identifiers in a row that are free, and how many."""
+        first = self._identifier
+        if first + count > IDENTIFIERS:
+            count = IDENTIFIERS - first
+        wanted = range(first, first + count)
+        if self.in_flight.keys().isdisjoint(wanted) and self.released.keys().isdisjoint(wanted):
+            return first, count
+        for k in wanted:
+            if k in self.in_flight or k in self.released:
+                return first, k - first
+        return first, count
+
+    def _deliver_kept(
+        self,
+        frames: bytes | memoryview,
+        subscription: int,
+        policy: Policy,
+        sender: Endpoint | None,
+    ) -> None:
+        """Put what has QoS 1 and 2 into the queue, and send it if nothing waits before it."""
+        if subscription:
+            frames = personal(frames, 0, len(frames), subscription=subscription)[0]
+        packets = Packets(frames)
+        if packets.others and self.connection is not None:
+            self._pass_on(packets.others, policy, sender)
+        count = packets.count
+        if not count:
+            return
+        node = self.home.node
+        if node.engine.trouble:
+            node.vitals.count_dropped("unkept", count)
+            return
+        most = node.quotas.session_messages
+        waiting = len(node.engine.references(self.queue))
+        if waiting + count > most:
+            node.vitals.count_dropped("session_messages", count)
+            return
+        begin = self._sequence
+        self._sequence += count
+        table = FrameTable(count)
+        packets.fill(table, self.queue.encode())
+        timestamp = node.vitals.timestamp(node.vitals.now)
+        node.engine.put_rows(
+            self.queue, table, begin, timestamp, packets.sizes(OVERHEAD), captured=False
+        )
+        if self.connection is not None and self._promised == begin:
+            # Sent when it is durable: else a broker that is killed could send it under another
+            # identifier later, and QoS 2 would come twice.
+            self._promised += count
+            connection = self.connection
+            node.engine.after(lambda: self._send_durable(packets, begin, connection))
+
+    def _send_durable(self, packets: Packets, begin: int, connection: MqttSession) -> None:
+        """Send what was put into the queue, if the client is still there and all before it went."""
+        if self.connection is not connection or connection.closed or self._following != begin:
+            self._go_on()
+            return
+        count = min(packets.count, self.room)
+        if count:
+            self._send_kept(packets.first(count), begin, count)
+
+    def _pass_on(self, frames: bytes, policy: Policy, sender: Endpoint | None) -> None:
+        assert self.connection is not None
+        dialect = self.connection.dialect
+        made = frames if dialect == FIVE else self.home.translated(frames, dialect, "0r")
+        self.connection.write(made, policy, sender)
+
+    def _send_kept(
+        self,
+        frames: bytes | memoryview,
+        begin: int,
+        count: int,
+        *,
+        mark: int = 0,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send messages of the queue, whose sequences begin here."""
+        assert self.connection is not None
+        dialect = self.connection.dialect
+        if dialect != FIVE:
+            frames = self.home.translated(frames, dialect, "2r")
+        at = 0
+        while count:
+            first = identifier_of(begin)
+            run = min(count, IDENTIFIERS - first)
+            made, used, given, _ = personal(memoryview(frames)[at:], first, run, mark=mark)
+            self.in_flight.update(zip(range(first, first + given), count_from(begin), strict=False))
+            at += used
+            begin += given
+            count = count - given if given else 0
+            self.connection.write(made, policy, sender)
+        self._following = begin
+
+    def _go_on(self, *, again: bool = False) -> None:
+        """Send what waits, as far as there is room."""
+        if self.connection is None:
+            return
+        if not self.is_kept:
+            while self._waiting and self.room:
+                frames = self._waiting.popleft()
+                self.waiting_bytes -= len(frames) + OVERHEAD
+                used = self._send(frames)
+                if used < len(frames):
+                    rest = memoryview(frames)[used:]
+                    self._waiting.appendleft(rest)
+                    self.waiting_bytes += len(rest) + OVERHEAD
+                    if used == 0:
+                        return
+            return
+        engine = self.home.node.engine
+        while self.room and self._following < self._sequence:
+            first = engine.references(self.queue).next_from(self._following)
+            if first is None:
+                self._following = self._sequence
+                return
+            if not engine.is_durable(self.queue, first.sequence, 1):
+                if not self._asked:
+                    self._asked = True
+                    engine.after(self._continue)
+                return
+            self._following = first.sequence
+            if not self._send_stored(again=again):
+                return
+
+    def _continue(self) -> None:
+        self._asked = False
+        self._go_on()
+
+    def _send_stored(self, *, again: bool) -> bool:
+        """Read messages of the queue and send them; return whether there were any."""
+        node = self.home.node
+        now = node.vitals.now + node.vitals.epoch
+        most = min(self.room, READ_MESSAGES)
+        found = list(node.engine.contents(self.queue, self._following, most, READ_BYTES))
+        before = self._following
+        for begin, table, times in sorted(found, key=lambda one: one[0]):
+            for row in range(table.count):
+                sequence = begin + row
+                packet = self.home.aged(bytes(table.payload(row)), now - times[row] / 1e6)
+                if packet and (not self.most_packet or len(packet) <= self.most_packet):
+                    mark = AGAIN if again else 0
+                    self._send_kept(packet, sequence, 1, mark=mark)
+                else:
+                    node.vitals.count_dropped("expired" if not packet else "too_large")
+                    node.engine.drop(self.queue, sequence)
+                    self._following = sequence + 1
+        return self._following > before
+
+    # What the client acknowledges
+
+    def acknowledged(self, identifiers: list[int]) -> None:
+        """The client has messages of QoS 1, or refused some of QoS 2: they are done."""
+        for identifier in identifiers:
+            sequence = self.in_flight.pop(identifier, 0)
+            if sequence:
+                self.home.node.engine.drop(self.queue, sequence)
+        self._go_on()
+
+    def release(self, identifiers: list[int]) -> None:
+        """The client has messages of QoS 2; once that is durable it may forget their identifiers.
+
+        Were it told before, a broker that is killed could send them again as new ones.
+        """
+        for identifier in identifiers:
+            sequence = self.in_flight.pop(identifier, 0)
+            if sequence:
+                self.home.node.engine.drop(self.queue, sequence)
+            self.released[identifier] = None
+        self.save()
+
+    def completed(self, identifiers: list[int]) -> None:
+        """The client has forgotten the identifiers of messages of QoS 2."""
+        for identifier in identifiers:
+            self.released.pop(identifier, None)
+        self._go_on()
+
+
+class Conversations:
+    """All conversations of a broker, its retained messages and shares."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.rights = node.clients.rights_of_strangers
+        self.table = FrameTable(1)
+        self.receivers = 0  # made so far
+        self.retained = RetainedMessages(node)
+        self.shares: dict[str, Share] = {}
+        self._talks: dict[str, Conversation] = {}
+        self._revisions: dict[str, int] = {}
+        self._kept = 0
+        self._room = FrameTable(4096)
+        self._encoders: dict[tuple[str, str], MqttEncoder] = {}
+        self._ticked = 0.0
+        for _, entry in list(node.engine.entries()):
+            if entry.key.startswith(SESSION) and entry.value is not None:
+                self._load(entry)
+
+    def _load(self, entry: Entry) -> None:
+        client_id = entry.key.removeprefix(SESSION)
+        self._revisions[client_id] = entry.revision
+        assert entry.value is not None
+        try:
+            kept = msgspec.json.decode(entry.value, type=_Kept)
+        except msgspec.MsgspecError as error:
+            self.node.engine.set_aside(f"the entry {entry.key}", entry.value, error)
+            self.node.engine.drop_entry(entry.key)
+            return
+        if kept.lasts == 0:
+            kept.lasts = float("inf")
+        talk = self._talks[client_id] = Conversation(self, client_id, kept.owner)
+        talk.load(kept)
+
+    def __len__(self) -> int:
+        """The conversations that last."""
+        return sum(one.is_kept for one in self._talks.values())
+
+    def find(self, client_id: str) -> Conversation | None:
+        """Return the conversation with a client, None where there is none."""
+        return self._talks.get(client_id)
+
+    def begin(self, client_id: str, owner: str) -> Conversation:
+        """Begin a conversation with a client that has none."""
+        talk = self._talks[client_id] = Conversation(self, client_id, owner)
+        return talk
+
+    def check_kept(self) -> None:
+        """Raise RefusedError where no more conversations may last."""
+        self.node.quotas.check_all("sessions", len(self))
+        if self.node.engine.trouble:
+            raise self.node.capture.refusal()
+
+    def forget(self, talk: Conversation) -> None:
+        """A conversation is over."""
+        if self._talks.get(talk.client_id) is talk:
+            del self._talks[talk.client_id]
+        if talk.is_kept:
+            self._revisions.pop(talk.client_id, None)
+            self.node.engine.drop_entry(SESSION + talk.client_id)
+            self.node.engine.remove(talk.queue)
+
+    def write(self, client_id: str, value: bytes) -> None:
+        """Keep what is known of a conversation."""
+        revision = self._revisions[client_id] = self._revisions.get(client_id, 0) + 1
+        self.node.engine.write_entry(Entry(SESSION + client_id, revision, value))
+
+    def tick(self, now: float) -> None:
+        """End what has lasted long enough, and publish the wills that waited."""
+        if now - self._ticked < 0.2:
+            return
+        self._ticked = now
+        for talk in [one for one in self._talks.values() if one.will_at or one.ends]:
+            if talk.will_at and (now >= talk.will_at or (talk.ends and now >= talk.ends)):
+                self.publish_will(talk, now)
+            if talk.ends and now >= talk.ends:
+                talk.end(now)
+
+    def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
+        """Publish the will of a client that is gone."""
+        will, talk.will, talk.will_at = talk.will, None, 0.0
+        if will is None:
+            return
+        if session is None:
+            session = Receiver(talk, Options())
+            session.rights = talk.will_rights or self.rights
+        table = FrameTable(1)
+        MqttScanner(FIVE, self.node.limits).scan(will[4:], table)  # behind its delay
+        self.publish(session, table, 0, now, asks=False)
+
+    def publish(
+        self, session: Endpoint, table: FrameTable, row: int, now: float, *, asks: bool = True
+    ) -> None:
+        """Publish one row that may be retained; raises RefusedError where that is not possible."""
+        headers = table.headers(row)
+        if not asks:
+            table.flags[row] &= ~1
+        if headers.get("mqtt.retain") == "1":
+            topic = table.address(row).decode()
+            try:
+                self.node.topics.check_publish(session, topic)
+                if table.payload_len[row]:
+                    packet = bytes(self._encoder(FIVE, "2r").encode(table, range(row, row + 1)))
+                    self.retained.check(topic, len(packet))
+                    self.retained.keep(topic, packet, table.ttl[row] / 1000)
+                else:
+                    self.retained.forget(topic)
+            except RefusedError as error:
+                self.node.vitals.count_refused(error.code)
+                if asks:
+                    session.refuse(table.message(row), error)
+                return
+        self.node.router.publish(session, table, row, row + 1, now)
+
+    def translated(
+        self, frames: bytes | memoryview, dialect: str, variant: str, since: float = 0.0
+    ) -> bytes:
+        """Return packets of MQTT 5 in another form; `since` is when they came, 0: now."""
+        scanner = self._scanner()
+        encode = self._encoder(dialect, variant)
+        now = self.node.vitals.now + self.node.vitals.epoch
+        made = []
+        at, view = 0, memoryview(frames)
+        while at < len(view):
+            used = scanner.scan(view[at:], self._room)
+            if since:
+                self._age(self._room, now - since)
+            made.append(bytes(encode.encode(self._room)))
+            at += used
+        self._room.release()
+        return b"".join(made)
+
+    def aged(self, packet: bytes, waited: float) -> bytes:
+        """Return a packet with what is left of its time to live, empty where nothing is."""
+        self._scanner().scan(packet, self._room)
+        if not self._room.ttl[0]:
+            self._room.release()
+            return packet
+        if waited * 1000 >= self._room.ttl[0]:
+            self._room.release()
+            return b""
+        self._age(self._room, waited)
+        made = bytes(self._encoder(FIVE, "2r").encode(self._room))
+        self._room.release()
+        return made
+
+    def _age(self, table: FrameTable, waited: float) -> None:
+        for row in range(table.count):
+            if table.ttl[row]:
+                table.ttl[row] = max(1, table.ttl[row] - int(waited * 1000))
+
+    def _scanner(self) -> MqttScanner:
+        scanner = MqttScanner(FIVE, self.node.limits)
+        scanner.allows_zero = True
+        return scanner
+
+    def _encoder(self, dialect: str, variant: str) -> MqttEncoder:
+        encode = self._encoders.get((dialect, variant))
+        if encode is None:
+            encode = self._encoders[dialect, variant] = MqttEncoder(dialect, False)
+            encode.set_variant(variant)
+            encode.tells_subscriptions = True
+        return encode
+
+
+OFFLINE = Offline()
+
+
+def identifier_of(sequence: int) -> int:
+    """Return the packet identifier of a message of a queue."""
+    return sequence % (IDENTIFIERS - 1) + 1
+
+
+def parse_share(filter: str) -> tuple[str, str]:
+    """Return the group of a shared subscription, empty for others, and the filter itself.
+
+    Raises RefusedError (`bad_request`) where it is neither.
+    """
+    if not filter.startswith(SHARE):
+        return "", filter
+    group, _, wanted = filter.removeprefix(SHARE).partition("/")
+    if not group or not wanted or "+" in group or "#" in group:
+        raise RefusedError("bad_request", f"a shared subscription is {SHARE}group/filter: {filter}")
+    return group, check_filter(wanted)

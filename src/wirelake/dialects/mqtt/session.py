@@ -1,0 +1,665 @@
+"""Sessions of MQTT, one for each connection; what outlives a connection is in `memory`."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from wirelake.address import has_wildcard
+from wirelake.broker.endpoint import Endpoint, Link, Policy
+from wirelake.broker.node import Node
+from wirelake.broker.session import Session
+from wirelake.dialects.mqtt.codes import (
+    OLD_NOT_AUTHORIZED,
+    OLD_REFUSED,
+    OLD_RETURNS,
+    Packet,
+    Reason,
+    reason_of,
+)
+from wirelake.dialects.mqtt.encoder import (
+    ack_run,
+    acknowledgements,
+    all_flags,
+    answers,
+    chosen_flags,
+    tickets,
+)
+from wirelake.dialects.mqtt.memory import IDENTIFIERS, Conversation, Conversations, Options
+from wirelake.dialects.mqtt.scanner import ALIASED, ASKS, ONCE, RETAIN, MqttScanner
+from wirelake.errors import ProtocolError, RefusedError
+from wirelake.message import Flag, Message, Op
+
+if TYPE_CHECKING:
+    from wirelake.wire import FrameTable
+
+#: Topic aliases that a client may set.
+ALIASES = 64
+#: Messages of QoS 2 that a client of MQTT 5 may have sent and not released.
+RECEIVE_MAXIMUM = 1_000
+#: A session that lasts for ever.
+FOR_EVER = 0xFFFFFFFF
+#: A filter with this in front serves requests, and a reply is published to its number with this.
+SERVE = "$serve/"
+REPLY = "$reply/"
+#: The response topic of clients that ask services, and nobody else.
+REPLIES = "$answers"
+#: What cannot be passed on to other clients byte for byte.
+_OWN = int(Flag.ACK) | RETAIN | ALIASED
+_BEYOND_PLAIN = ONCE | RETAIN
+
+
+class MqttSession(Session):
+    """A client that speaks MQTT 3.1.1 or 5."""
+
+    takes_direct = False
+    scanner: MqttScanner
+
+    def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
+        super().__init__(node, link, dialect, now)
+        memory = node.memories["mqtt"]
+        assert isinstance(memory, Conversations)
+        self._home: Conversations = memory
+        self._is_five = dialect == "mqtt-5"
+        self.form = f"{dialect}+0"  # of QoS 0 packets that may be passed on as they are
+        self.scanner.most_aliases = ALIASES
+        self._talk: Conversation | None = None
+        self._keepalive = 0
+        self._tells_reasons = self._is_five  # as text, beside the code
+        self._results = bytearray()  # of the filters of a packet
+        self._later: list[tuple[str, Options]] = []  # whose retained messages follow the answer
+        self._serves = False
+        #: Messages of queues that are not acknowledged: the queue and the id, by identifier.
+        self.handed_out: dict[int, tuple[str, str]] = {}
+        self._handed = IDENTIFIERS
+
+    @property
+    def outgoing(self) -> int:
+        """The bytes that wait for this client, also for room in its receive maximum."""
+        waiting = self._talk.waiting_bytes if self._talk is not None else 0
+        return super().outgoing + waiting
+
+    # Publishing
+
+    def accepts_publishes(self) -> bool:
+        """Not before CONNECT."""
+        return self._talk is not None
+
+    def forwards_as_is(
+        self, table: FrameTable, start: int, end: int, rows: array[int] | None
+    ) -> bool:
+        """Only packets of QoS 0 that are not retained and have no alias."""
+        flags = all_flags(table, start, end) if rows is None else chosen_flags(table, rows)
+        return not flags & _OWN
+
+    def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
+        """Hand a run of publishes on; those that are more than that one by one."""
+        flags = all_flags(table, start, end)
+        if self._serves or flags & ASKS:
+            self._publish_each(table, start, end, now)
+            return
+        if not flags & _BEYOND_PLAIN:
+            super().publish(table, start, end, now)
+            return
+        talk = self._talk
+        assert talk is not None
+        if flags & ONCE and not flags & RETAIN:
+            known = talk.received
+            numbers = [n for n, f in _marked(table, start, end) if f & ONCE]
+            if self._is_five and len(known.union(numbers)) > RECEIVE_MAXIMUM:
+                self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+                return
+            if known.isdisjoint(numbers) and len(set(numbers)) == len(numbers):
+                known.update(numbers)
+                talk.save()  # first, since publishing may end the turn: both are in one commit
+                super().publish(table, start, end, now)
+                return
+        for row in range(start, end):
+            self._publish_one(table, row, now)
+
+    def _publish_one(self, table: FrameTable, row: int, now: float) -> None:
+        talk = self._talk
+        assert talk is not None
+        if table.flags[row] & ONCE:
+            if table.ticket[row] in talk.received:  # it is sent again
+                self.accept_rows(table, array("i", [row]), kept=True)
+                return
+            talk.received.add(table.ticket[row])
+            talk.save()
+        if table.flags[row] & RETAIN:
+            self.node.vitals.work += 2
+            self._home.publish(self, table, row, now)
+        else:
+            super().publish(table, row, row + 1, now)
+
+    def _publish_each(self, table: FrameTable, start: int, end: int, now: float) -> None:
+        """Publish rows among which requests and replies may be."""
+        for row in range(start, end):
+            address = table.address(row).decode()
+            if self._serves and address.startswith(REPLY):
+                message = table.message(row)
+                number = address.removeprefix(REPLY)
+                headers = _users(message)
+                reply = replace(message, op=Op.REPLY, correlation_id=number, headers=headers)
+                self.node.services.reply(self, reply, now)
+                self.accept_rows(table, _asking(table, row), kept=False)
+            elif table.flags[row] & ASKS and self._is_request(table, row, address):
+                self._request(table.message(row), now)
+                self.accept_rows(table, _asking(table, row), kept=False)
+            else:
+                self._publish_one(table, row, now)
+
+    def _is_request(self, table: FrameTable, row: int, address: str) -> bool:
+        """Is a publish with a response topic for a service, rather than for subscribers?"""
+        is_ours = table.headers(row)["mqtt.response"] == REPLIES
+        return is_ours or address in self.node.services
+
+    def _request(self, message: Message, now: float) -> None:
+        """Ask a service; the reply is published to the response topic, for this client alone."""
+        correlation = message.correlation_id
+        if "mqtt.correlation" in message.headers:
+            correlation = "hex:" + message.headers["mqtt.correlation"]
+        request = replace(
+            message,
+            op=Op.REQUEST,
+            id=message.headers["mqtt.response"],
+            correlation_id=correlation,
+            headers=_users(message),
+        )
+        try:
+            self.node.services.request(self, request, now)
+        except RefusedError as error:
+            self.node.vitals.count_refused(error.code)
+            self._respond(request, error.text.encode(), {"code": error.code})
+
+    def _respond(self, request: Message, payload: bytes, headers: dict[str, str]) -> bool:
+        correlation = request.correlation_id
+        if correlation.startswith("hex:"):
+            headers = {**headers, "mqtt.correlation": correlation.removeprefix("hex:")}
+            correlation = ""
+        told = Message(
+            address=request.id, payload=payload, correlation_id=correlation, headers=headers
+        )
+        return super().send(told)
+
+    def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
+        """PUBACK or PUBREC, once the rows are durable if they are kept."""
+        if len(rows):
+            frames = acknowledgements(table, rows)
+            action = lambda: None if self.closed else self.write(frames)  # noqa: E731
+            self.answer(action, kept=kept, size=len(frames))
+
+    def accept(self, message: Message) -> None:
+        """PUBACK or PUBREC of one publish."""
+        if message.flags & Flag.ACK:
+            is_once = message.headers.get("mqtt.qos") == "2"
+            self._tell(Packet.PUBREC if is_once else Packet.PUBACK, message.ticket)
+
+    def refuse(self, message: Message, error: RefusedError) -> None:
+        """Say why a publish or a request was refused.
+
+        3.1.1 has no word for it: what will never be accepted is acknowledged and dropped, and what
+        may be accepted later ends the connection, so that the client sends it again.
+        """
+        if message.op == Op.REQUEST:
+            self._respond(message, error.text.encode(), {"code": error.code})
+            return
+        if message.op != Op.PUBLISH or not message.flags & Flag.ACK:
+            return
+        is_once = message.headers.get("mqtt.qos") == "2"
+        kind = Packet.PUBREC if is_once else Packet.PUBACK
+        if not self._is_five:
+            if error.code == "busy":
+                self.close(str(error))
+            else:
+                self._tell(kind, message.ticket)
+            return
+        if is_once and self._talk is not None:
+            self._talk.received.discard(message.ticket)
+            self._talk.save()
+        reason = Reason.BAD_TOPIC if _is_bad_topic(message.address) else reason_of(error.code)
+        self._tell(kind, message.ticket, reason, error.text)
+
+    def _tell(self, kind: Packet, ticket: int, reason: int = 0, text: str = "") -> None:
+        headers = {"mqtt.reason": text} if text and self._tells_reasons else {}
+        payload = bytes([reason]) if reason else b""
+        super().send(
+            Message(op=Op.ACK, content_type=kind, ticket=ticket, payload=payload, headers=headers)
+        )
+
+    # Everything else
+
+    def control_rows(self, table: FrameTable, row: int, now: float) -> int:
+        """Take acknowledgements that come together."""
+        talk = self._talk
+        if table.op[row] != Op.ACK or talk is None:
+            return 0
+        end = ack_run(table, row)
+        if end == row:
+            return 0
+        numbers = tickets(table, row, end)
+        self.node.vitals.work += 1 + len(numbers) // 16
+        match table.content_type[row]:
+            case Packet.PUBACK:
+                if self.handed_out:
+                    numbers = [n for n in numbers if not self._settle(n, now, done=True)]
+                talk.acknowledged(numbers)
+            case Packet.PUBREC:
+                if self.handed_out:
+                    numbers = [n for n in numbers if n not in self.handed_out]
+                talk.release(numbers)
+                frames = answers(table, row, end, Packet.PUBREL)
+                self.answer(lambda: None if self.closed else self.write(frames), kept=talk.is_kept)
+            case Packet.PUBREL:
+                talk.received.difference_update(numbers)
+                talk.save()
+                frames = answers(table, row, end, Packet.PUBCOMP)
+                self.answer(lambda: None if self.closed else self.write(frames), kept=talk.is_kept)
+            case _:
+                talk.completed(numbers)
+        return end - row
+
+    def perform(self, message: Message, now: float) -> None:
+        """Do what a packet asks for, or raise RefusedError."""
+        if self._talk is None or message.op == Op.HANDSHAKE:
+            if message.op != Op.HANDSHAKE or self._talk is not None:
+                self._end(Reason.PROTOCOL_ERROR, "CONNECT comes first, and once")
+            else:
+                self._connect(message, now)
+            return
+        match message.op:
+            case Op.PUBLISH:
+                self.node.router.publish_message(self, message, now)
+            case Op.SUBSCRIBE:
+                self._subscribe(message, now)
+            case Op.UNSUBSCRIBE:
+                self._unsubscribe(message, now)
+            case Op.ACK:
+                self._refused(message, now)
+            case Op.PING:
+                self.send(Message(op=Op.PONG))
+            case Op.TERMINATE:
+                self._leave(message, now)
+            case Op.AUTH:
+                text = "enhanced authentication is not offered: use a user name and a password"
+                self._end(Reason.BAD_AUTH_METHOD, text)
+            case _:
+                self._end(Reason.PROTOCOL_ERROR, f"{message.op.label} is not for a broker")
+
+    def _connect(self, message: Message, now: float) -> None:
+        try:
+            is_there = self._introduce(message, now)
+        except RefusedError as error:
+            self.node.vitals.count_refused(error.code)
+            self._reject(error)
+            return
+        talk = self._talk
+        assert talk is not None
+        headers: dict[str, str] = {}
+        if self._is_five:
+            headers["mqtt.receive_maximum"] = str(RECEIVE_MAXIMUM)
+            headers["mqtt.alias_maximum"] = str(ALIASES)
+            headers["mqtt.maximum_packet"] = str(min(self.node.limits.message, 0xFFFFFFF))
+            if not message.source:
+                headers["mqtt.assigned_id"] = self.client_id
+        flags = Flag.MORE if is_there else Flag(0)
+        answer = Message(op=Op.HELLO, headers=headers, flags=flags)
+
+        def welcome() -> None:
+            if not self.closed:
+                self.send(answer)
+                talk.resume()
+
+        if talk.is_kept:
+            self.answer(welcome, kept=True)
+        else:
+            welcome()
+
+    def _introduce(self, message: Message, now: float) -> bool:
+        """Take up a conversation; return whether there was one. Raises RefusedError."""
+        said, clients, home = message.headers, self.node.clients, self._home
+        if "mqtt.auth_method" in said:
+            raise RefusedError("auth_method", "enhanced authentication is not offered")
+        if "mqtt.password" in said:
+            raise RefusedError("unauthorized", "the token is not known")
+        if token := message.parameters.token or said.get("mqtt.user", ""):
+            clients.authenticate(self, token)
+        if self.rights.is_empty:
+            raise RefusedError("unauthorized", "this broker asks for a token, as the password")
+        is_clean = said.get("mqtt.clean") == "1"
+        if self._is_five:
+            lasts = float(said.get("mqtt.session_expiry", "0"))
+            lasts = float("inf") if lasts == FOR_EVER else lasts
+        else:
+            lasts = 0.0 if is_clean else float("inf")
+        if not message.source and not self._is_five and not is_clean:
+            raise RefusedError("bad_client_id", "a session that lasts has a client id")
+        if message.address:
+            self.node.topics.check_publish(self, message.address)
+        if message.source:
+            for other in list(clients.sessions(message.source)):
+                if isinstance(other, MqttSession) and other.owner == self.owner:
+                    other.give_up_id()
+            clients.claim(self, message.source, now)
+        else:
+            clients.name(self)
+        talk = home.find(self.client_id)
+        if talk is not None and (is_clean or talk.owner != self.owner):
+            home.publish_will(talk, now)
+            talk.end(now)
+            talk = None
+        is_there = talk is not None
+        if talk is None:
+            if lasts:
+                home.check_kept()
+            talk = home.begin(self.client_id, self.owner)
+        self._talk = talk
+        talk.lasts = lasts
+        talk.most_in_flight = int(said.get("mqtt.receive_maximum", "65535"))
+        talk.most_packet = int(said.get("mqtt.maximum_packet", "0"))
+        talk.attach(self, now)
+        if lasts:
+            talk.keep()
+        self._keepalive = int(said["mqtt.keepalive"])
+        self._tells_reasons = self._is_five and said.get("mqtt.problem_info") != "0"
+        if message.address:
+            talk.will = _will_of(message)
+            talk.will_rights = self.rights
+        return is_there
+
+    def _reject(self, error: RefusedError) -> None:
+        reason = {
+            "unauthorized": Reason.BAD_CREDENTIALS if self.token else Reason.NOT_AUTHORIZED,
+            "auth_method": Reason.BAD_AUTH_METHOD,
+            "bad_client_id": Reason.BAD_CLIENT_ID,
+            "bad_request": Reason.BAD_CLIENT_ID,
+            "conflict": Reason.BAD_CLIENT_ID,
+            "busy": Reason.BUSY,
+        }.get(error.code, Reason.UNSPECIFIED)
+        if "token is not known" in error.text:
+            reason = Reason.BAD_CREDENTIALS
+        code = reason if self._is_five else OLD_RETURNS.get(reason, OLD_NOT_AUTHORIZED)
+        headers = {"mqtt.reason": error.text} if self._is_five else {}
+        self.send(Message(op=Op.HELLO, content_type=code, headers=headers))
+        self.close(str(error))
+
+    def give_up_id(self) -> None:
+        """Another connection of the same client takes over."""
+        text = f"another connection took over the client id {self.client_id}"
+        self._end(Reason.TAKEN_OVER, text)
+
+    def _subscribe(self, message: Message, now: float) -> None:
+        """Subscribe to one filter of a packet; the last one answers for all."""
+        bits = int(message.headers.get("mqtt.options", "0"))
+        number = int(message.headers.get("mqtt.subscription", "0"))
+        options = Options(bits & 3, bool(bits & 4), bool(bits & 8), number)
+        talk = self._talk
+        assert talk is not None
+        handling = (bits >> 4) & 3
+        try:
+            self._results.append(self._join(message.address, options, handling, now))
+        except RefusedError as error:
+            self.node.vitals.count_refused(error.code)
+            reason: int = reason_of(error.code)
+            if error.code == "bad_request":
+                reason = Reason.BAD_FILTER
+            self._results.append(reason if self._is_five else OLD_REFUSED)
+        if not message.flags & Flag.MORE:
+            results, self._results = bytes(self._results), bytearray()
+            later, self._later = self._later, []
+            answer = Message(
+                op=Op.OK, content_type=Packet.SUBACK, ticket=message.ticket, payload=results
+            )
+
+            def confirm() -> None:
+                if not self.closed:
+                    self.send(answer)
+                    for filter, chosen in later:
+                        talk.send_retained(filter, chosen)
+
+            if talk.is_kept:
+                self.answer(confirm, kept=True)
+            else:
+                confirm()
+
+    def _join(self, filter: str, options: Options, handling: int, now: float) -> int:
+        talk = self._talk
+        assert talk is not None
+        if filter.startswith(SERVE):
+            if not self._is_five:
+                raise RefusedError("bad_request", "to serve requests takes MQTT 5")
+            self.node.services.serve(self, filter.removeprefix(SERVE))
+            self._serves = True
+            return options.qos
+        if options.no_local and filter.startswith("$share/"):
+            raise RefusedError("bad_request", "a shared subscription cannot leave out its own")
+        if filter not in talk.filters and has_wildcard(filter):
+            self.node.quotas.check_one("wildcards", self.wildcards)
+        is_new = talk.subscribe(filter, options, now)
+        if is_new:
+            self.wildcards += has_wildcard(filter)
+        if handling == 0 or (handling == 1 and is_new):
+            self._later.append((filter, options))
+        return options.qos
+
+    def _unsubscribe(self, message: Message, now: float) -> None:
+        assert self._talk is not None
+        reason = Reason.SUCCESS
+        try:
+            if message.address.startswith(SERVE):
+                self.node.services.unserve(self, message.address.removeprefix(SERVE))
+            else:
+                self._talk.unsubscribe(message.address, now)
+                self.wildcards -= has_wildcard(message.address)
+        except RefusedError as error:
+            reason = Reason.NO_SUBSCRIPTION if error.code == "not_found" else reason_of(error.code)
+        self._results.append(reason)
+        if not message.flags & Flag.MORE:
+            results, self._results = bytes(self._results), bytearray()
+            answer = Message(
+                op=Op.OK,
+                content_type=Packet.UNSUBACK,
+                ticket=message.ticket,
+                payload=results if self._is_five else b"",
+            )
+            self.answer(lambda: self.send(answer), kept=self._talk.is_kept)
+
+    def _refused(self, message: Message, now: float) -> None:
+        """The client refused a message, or does not know an identifier."""
+        talk = self._talk
+        assert talk is not None
+        if message.content_type == Packet.PUBACK and self._settle(message.ticket, now, done=False):
+            return
+        if message.content_type in (Packet.PUBACK, Packet.PUBREC):
+            if message.payload and message.payload[0] >= Reason.UNSPECIFIED:
+                talk.acknowledged([message.ticket])
+            elif message.content_type == Packet.PUBREC:
+                talk.release([message.ticket])
+                self._tell(Packet.PUBREL, message.ticket)
+            else:
+                talk.acknowledged([message.ticket])
+        elif message.content_type == Packet.PUBREL:
+            talk.received.discard(message.ticket)
+            self._tell(Packet.PUBCOMP, message.ticket)
+        else:
+            talk.completed([message.ticket])
+
+    def _settle(self, identifier: int, now: float, *, done: bool) -> bool:
+        """Acknowledge a message of a queue, or give it back; return whether it was one."""
+        held = self.handed_out.pop(identifier, None)
+        if held is None:
+            return False
+        queue, identity = held
+        assert self._talk is not None
+        for receiver in self._talk.receivers.values():
+            if queue in receiver.consumes:
+                try:
+                    if done:
+                        self.node.queues.get(queue).ack(receiver, identity, now)
+                    else:
+                        self.node.queues.get(queue).nack(receiver, identity, now, requeue=True)
+                except RefusedError as error:  # it came too late
+                    self.node.vitals.count_refused(error.code)
+                break
+        return True
+
+    def hand_out(self, message: Message, options: Options) -> bool:
+        """Send a message of a queue to this client, under an identifier of its own."""
+        ticket = 0
+        if options.qos:
+            ticket = self._handed = (
+                self._handed + 1 if IDENTIFIERS < self._handed + 1 <= 0xFFFF else IDENTIFIERS + 1
+            )
+            self.handed_out[ticket] = (message.address, message.id)
+        headers = {**message.headers, "mqtt.qos": "1" if options.qos else "0"}
+        sent = replace(message, op=Op.PUBLISH, ticket=ticket, headers=headers)
+        return super().send(sent)
+
+    def send(
+        self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
+    ) -> bool:
+        """Send one message; requests and replies as publishes."""
+        if message.op == Op.REQUEST:
+            asked = {"mqtt.response": REPLY + message.correlation_id, **_users(message)}
+            message = replace(message, op=Op.PUBLISH, headers=asked, flags=Flag(0))
+        elif message.op == Op.REPLY:
+            return self._respond(message, message.payload, dict(message.headers))
+        return super().send(message, policy, sender)
+
+    # The end
+
+    def _leave(self, message: Message, now: float) -> None:
+        talk = self._talk
+        assert talk is not None
+        if message.content_type != Reason.DISCONNECT_WITH_WILL:
+            talk.will = None
+        if (expiry := message.headers.get("mqtt.session_expiry")) is not None:
+            lasts = float("inf") if int(expiry) == FOR_EVER else float(expiry)
+            if lasts and not talk.lasts:
+                self._end(Reason.PROTOCOL_ERROR, "a session that ends cannot be made to last")
+                return
+            talk.lasts = lasts
+        self.close("disconnected by the client")
+
+    def _end(self, reason: Reason, text: str) -> None:
+        """Tell the client why, where its version can, and close."""
+        if self._is_five and self._talk is not None:
+            headers = {"mqtt.reason": text}
+            self.send(Message(op=Op.TERMINATE, content_type=reason, headers=headers))
+        self.close(text)
+
+    def answer_fault(self, error: ProtocolError) -> None:
+        """Say how the client broke the grammar."""
+        if error.answer:
+            self.write(error.answer)
+        elif self._is_five and self._talk is not None:
+            is_large = "at most" in error.reason and "length" in error.reason
+            reason = Reason.TOO_LARGE if is_large else Reason.MALFORMED
+            headers = {"mqtt.reason": error.reason}
+            self.send(Message(op=Op.TERMINATE, content_type=reason, headers=headers))
+
+    def tick(self, now: float) -> None:
+        """Close the connection of a client that was silent for 1.5 times its keep alive."""
+        if self._keepalive and now - self.last_heard > 1.5 * self._keepalive:
+            self._end(Reason.SILENT, f"nothing was heard for 1.5 times {self._keepalive} seconds")
+
+    def say_goodbye(self) -> None:
+        """Tell the client that the broker stops."""
+        if self._is_five and self._talk is not None:
+            self.send(Message(op=Op.TERMINATE, content_type=Reason.STOPPING))
+
+    def close(self, reason: str) -> None:
+        """End the connection, once what was written has gone out."""
+        if not self.closed:
+            super().close(reason)
+            self._detach()
+
+    def lost(self, reason: str) -> None:
+        """The connection has ended."""
+        if not self.closed:
+            super().lost(reason)
+            self._detach()
+
+    def _detach(self) -> None:
+        talk, self._talk = self._talk, None
+        if talk is None or talk.connection is not self:
+            return
+        now = self.node.vitals.now
+        delay = _delay_of(talk.will) if talk.will else 0
+        if talk.will is not None and (not delay or not talk.lasts):
+            self._home.publish_will(talk, now, self)
+        elif talk.will is not None:
+            talk.will_at = now + delay
+        talk.detach(now)
+
+
+def _marked(table: FrameTable, start: int, end: int) -> list[tuple[int, int]]:
+    """Return the identifiers and flags of rows."""
+    return [(table.ticket[row], table.flags[row]) for row in range(start, end)]
+
+
+def _asking(table: FrameTable, row: int) -> array[int]:
+    return array("i", [row] if table.flags[row] & Flag.ACK else [])
+
+
+def _users(message: Message) -> dict[str, str]:
+    """Return the headers of a message that are the user's own."""
+    return {k: v for k, v in message.headers.items() if not k.startswith("mqtt.")}
+
+
+def _is_bad_topic(address: str) -> bool:
+    return address.startswith("$") or "+" in address or "#" in address
+
+
+def _text(value: bytes) -> bytes:
+    return len(value).to_bytes(2, "big") + value
+
+
+def _will_of(message: Message) -> bytes:
+    """Return the will of a CONNECT as a packet; its delay stands before it, in four bytes."""
+    said = message.headers
+    qos = int(said["mqtt.will"])
+    first = 0x30 | (qos << 1) | (1 if said.get("mqtt.will_retain") == "1" else 0)
+    properties, delay = _without_delay(bytes.fromhex(said.get("mqtt.will_properties", "")))
+    body = _text(message.address.encode()) + (b"\0\1" if qos else b"")
+    body += _varint(len(properties)) + properties + message.payload
+    return delay + bytes([first]) + _varint(len(body)) + body
+
+
+def _without_delay(properties: bytes) -> tuple[bytes, bytes]:
+    """Return properties without the will's delay, and the delay."""
+    at = 0
+    while at < len(properties):
+        end = at + _size(properties, at)
+        if properties[at] == 0x18:
+            return properties[:at] + properties[end:], properties[at + 1 : end]
+        at = end
+    return properties, bytes(4)
+
+
+def _size(properties: bytes, at: int) -> int:
+    """Return the size of a property of a will, which was checked."""
+    number = properties[at]
+    if number in (0x01,):
+        return 2
+    if number in (0x02, 0x18):
+        return 5
+    size = 3 + int.from_bytes(properties[at + 1 : at + 3], "big")
+    if number == 0x26:
+        size += 2 + int.from_bytes(properties[at + size : at + size + 2], "big")
+    return size
+
+
+def _delay_of(will: bytes) -> int:
+    return int.from_bytes(will[:4], "big")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

@@ -1,0 +1,1 @@
+"""What stands between a plug-in (`wirelake.plugin`) and the rest: its codec, session and speech."""

@@ -1,1 +1,0 @@
-"""What must survive a restart: the contract (`base`), and the engines that keep it."""

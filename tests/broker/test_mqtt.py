@@ -1,0 +1,585 @@
+"""What the broker does for clients of MQTT, on a desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker.desk import Client, Desk
+from wirelake.broker.node import Node
+from wirelake.broker.rights import Rights
+from wirelake.dialects.mqtt.codes import Packet, Reason
+from wirelake.journal.engine import Engine
+from wirelake.message import Flag, Message, Op, Parameters
+
+VERSIONS = ["mqtt-3.1.1", "mqtt-5"]
+both_versions = pytest.mark.parametrize("dialect", VERSIONS)
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+class Device(Client):
+    """A client of MQTT, packet by packet."""
+
+    def __init__(self, desk: Desk, dialect: str = "mqtt-5", name: str = "", **said: str) -> None:
+        super().__init__(desk, dialect)
+        self.name = name
+        self.connect(**said)
+
+    def connect(self, **said: str) -> None:
+        """CONNECT; the session ends with the connection unless something else is said."""
+        given = {"clean": "1", "keepalive": "0", **said}
+        headers = {f"mqtt.{name}": text for name, text in given.items() if text}
+        self.send(Message(op=Op.HANDSHAKE, source=self.name, headers=headers))
+        self.opening = self.take()
+
+    @property
+    def is_welcome(self) -> bool:
+        """Was the connection accepted?"""
+        return [(m.op, m.content_type) for m in self.opening[:1]] == [(Op.HELLO, 0)]
+
+    @property
+    def was_known(self) -> bool:
+        """Did the broker know the session?"""
+        return bool(self.opening[0].flags & Flag.MORE)
+
+    def join(self, filter: str, options: int = 0, subscription: int = 0) -> list[Message]:
+        """SUBSCRIBE; return the answer and what follows it."""
+        headers = {"mqtt.options": str(options)} if options else {}
+        if subscription:
+            headers["mqtt.subscription"] = str(subscription)
+        self.send(Message(op=Op.SUBSCRIBE, address=filter, ticket=7, headers=headers))
+        return self.take()
+
+    def tell(
+        self, address: str, payload: bytes, qos: int = 0, ticket: int = 1, **said: str
+    ) -> None:
+        """PUBLISH."""
+        headers = {f"mqtt.{name}": text for name, text in said.items()}
+        if qos:
+            headers["mqtt.qos"] = str(qos)
+        flags = Flag.ACK if qos else Flag(0)
+        self.send(
+            Message(
+                address=address,
+                payload=payload,
+                ticket=ticket if qos else 0,
+                headers=headers,
+                flags=flags,
+            )
+        )
+
+    def answer(self, kind: Packet, *tickets: int) -> None:
+        """Acknowledge packets."""
+        for ticket in tickets:
+            self.send(Message(op=Op.ACK, content_type=kind, ticket=ticket))
+
+
+def publishes(messages: list[Message]) -> list[tuple[str, bytes, str]]:
+    """Address, payload and QoS of the publishes among messages."""
+    return [
+        (m.address, m.payload, m.headers.get("mqtt.qos", "0"))
+        for m in messages
+        if m.op == Op.PUBLISH
+    ]
+
+
+def answers(messages: list[Message]) -> list[tuple[int, int, bytes]]:
+    """Type, identifier and reason of the acknowledgements among messages."""
+    return [(m.content_type, m.ticket, m.payload) for m in messages if m.op == Op.ACK]
+
+
+@both_versions
+def test_a_client_connects_and_is_told_so(desk: Desk, dialect: str) -> None:
+    device = Device(desk, dialect, "dev")
+    assert device.is_welcome
+    assert not device.was_known
+    assert device.session.client_id == "dev"
+
+
+@both_versions
+def test_whatever_comes_before_connect_ends_the_connection(desk: Desk, dialect: str) -> None:
+    client = Client(desk, dialect)
+    client.send(Message(address="a", payload=b"x"))
+    assert not client.is_open
+
+
+def test_a_client_without_an_id_is_told_the_one_that_it_got(desk: Desk) -> None:
+    device = Device(desk)
+    assert device.opening[0].headers["mqtt.assigned_id"] == device.session.client_id
+
+
+@both_versions
+@pytest.mark.parametrize("sent", [0, 1, 2])
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_a_message_comes_with_the_lower_of_two_qualities_of_service(
+    desk: Desk, dialect: str, sent: int, wanted: int
+) -> None:
+    receiver, sender = Device(desk, dialect), Device(desk, dialect)
+    assert receiver.join("a/#", wanted)[0].payload == bytes([wanted])
+    sender.tell("a/b", b"x", sent)
+    kinds = {0: [], 1: [(Packet.PUBACK, 1, b"")], 2: [(Packet.PUBREC, 1, b"")]}
+    assert answers(sender.take()) == kinds[sent]
+    assert publishes(receiver.take()) == [("a/b", b"x", str(min(sent, wanted)))]
+
+
+@both_versions
+def test_a_message_of_qos_2_that_is_sent_again_is_published_once(desk: Desk, dialect: str) -> None:
+    receiver, sender = Device(desk, dialect), Device(desk, dialect)
+    receiver.join("a")
+    for _ in range(3):
+        sender.tell("a", b"once", 2, ticket=9)
+    assert answers(sender.take()) == [(Packet.PUBREC, 9, b"")] * 3
+    sender.answer(Packet.PUBREL, 9)
+    assert answers(sender.take()) == [(Packet.PUBCOMP, 9, b"")]
+    sender.tell("a", b"other", 2, ticket=9)  # the same identifier is another message now
+    assert [payload for _, payload, _ in publishes(receiver.take())] == [b"once", b"other"]
+
+
+@both_versions
+def test_distinct_messages_with_the_same_identifier_are_all_kept(desk: Desk, dialect: str) -> None:
+    # decision 82
+    desk.client("kobold-3").send(Message(op=Op.ENQUEUE, address="jobs", payload=b"first"))
+    sender = Device(desk, dialect, "sender")
+    for k in range(3):
+        sender.tell("jobs", b"%d" % k, 1, ticket=1)
+    assert len(answers(sender.take())) == 3
+    assert len(desk.node.queues.get("jobs")) == 4
+
+
+@both_versions
+def test_the_receiver_of_qos_2_is_told_when_it_may_forget(desk: Desk, dialect: str) -> None:
+    receiver, sender = Device(desk, dialect), Device(desk, dialect)
+    receiver.join("a", 2)
+    sender.tell("a", b"x", 2)
+    (message,) = [m for m in receiver.take() if m.op == Op.PUBLISH]
+    receiver.answer(Packet.PUBREC, message.ticket)
+    assert answers(receiver.take()) == [(Packet.PUBREL, message.ticket, b"")]
+    receiver.answer(Packet.PUBCOMP, message.ticket)
+    assert receiver.take() == []
+
+
+@both_versions
+def test_what_is_retained_comes_to_those_who_subscribe_later(desk: Desk, dialect: str) -> None:
+    other = desk.client("kobold-3")
+    other.subscribe("#")
+    sender = Device(desk, dialect)
+    sender.tell("a/b", b"old", 1, retain="1")
+    sender.tell("a/b", b"kept", 1, retain="1")
+    sender.tell("a/c", b"too", retain="1")
+    assert other.payloads() == [b"old", b"kept", b"too"]  # a publish like any other
+    late = Device(desk, dialect)
+    came = late.join("a/+", 1)
+    assert came[0].op == Op.OK
+    assert sorted(publishes(came)) == [("a/b", b"kept", "1"), ("a/c", b"too", "0")]
+    assert all(m.headers["mqtt.retain"] == "1" for m in came[1:])
+    later = desk.client("kobold-3")
+    later.send(Message(op=Op.SUBSCRIBE, address="a/+"))
+    assert later.payloads() == []
+    sender.tell("a/b", b"", retain="1")
+    assert publishes(Device(desk, dialect).join("a/#")) == [("a/c", b"too", "0")]
+
+
+def test_a_subscription_says_whether_it_wants_what_is_retained(desk: Desk) -> None:
+    Device(desk).tell("a", b"kept", retain="1")
+    device = Device(desk)
+    assert publishes(device.join("a", 0x20)) == []  # never
+    assert publishes(device.join("a", 0x10)) == []  # if it is new, and it is not
+    assert publishes(device.join("a", 0)) == [("a", b"kept", "0")]
+    assert publishes(Device(desk).join("a", 0x10)) == [("a", b"kept", "0")]
+
+
+def test_a_mark_of_retained_messages_is_kept_only_where_it_is_wanted(desk: Desk) -> None:
+    plain, keeping = Device(desk), Device(desk)
+    plain.join("a", 1)
+    keeping.join("a", 1 | 8)
+    Device(desk).tell("a", b"x", 1, retain="1")
+    assert [m.headers.get("mqtt.retain") for m in plain.take()] == [None]
+    assert [m.headers.get("mqtt.retain") for m in keeping.take()] == ["1"]
+
+
+def test_a_client_that_wants_none_of_its_own_gets_none(desk: Desk) -> None:
+    device, other = Device(desk), Device(desk)
+    device.join("a", 4)
+    device.tell("a", b"mine")
+    other.tell("a", b"other's")
+    assert publishes(device.take()) == [("a", b"other's", "0")]
+
+
+def test_a_message_names_the_subscription_that_it_comes_for(desk: Desk) -> None:
+    device = Device(desk)
+    device.join("a/#", 1, subscription=300)
+    sender = Device(desk)
+    for qos in (0, 1):
+        sender.tell("a/b", b"x" * 120, qos, content_type="text/plain")
+    came = device.take()
+    assert [m.headers["mqtt.subscription"] for m in came] == ["300", "300"]
+    assert [m.headers["mqtt.content_type"] for m in came] == ["text/plain"] * 2
+    assert [m.payload for m in came] == [b"x" * 120] * 2
+
+
+@both_versions
+def test_a_will_is_published_when_the_connection_is_lost(desk: Desk, dialect: str) -> None:
+    watcher = Device(desk, dialect)
+    watcher.join("gone/+", 1)
+    device = Client(desk, dialect)
+    headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.will": "1", "mqtt.will_retain": "1"}
+    connect = Message(
+        op=Op.HANDSHAKE, source="d", headers=headers, address="gone/d", payload=b"bye"
+    )
+    device.send(connect)
+    device.session.lost("reset")
+    assert publishes(watcher.take()) == [("gone/d", b"bye", "1")]
+    assert publishes(Device(desk, dialect).join("gone/#", 1)) == [("gone/d", b"bye", "1")]
+    device = Client(desk, dialect)
+    device.send(connect, Message(op=Op.TERMINATE))
+    assert publishes(watcher.take()) == []  # it said goodbye
+
+
+def test_a_will_waits_as_long_as_it_says_and_not_for_a_client_that_comes_back(desk: Desk) -> None:
+    watcher = Device(desk)
+    watcher.join("w", 0)
+
+    def connect() -> Client:
+        device = Client(desk, "mqtt-5")
+        headers = {
+            "mqtt.keepalive": "0",
+            "mqtt.session_expiry": "100",
+            "mqtt.will": "0",
+            "mqtt.will_properties": "1800000005",
+        }
+        device.send(
+            Message(op=Op.HANDSHAKE, source="d", headers=headers, address="w", payload=b"x")
+        )
+        return device
+
+    connect().session.lost("reset")
+    desk.pass_time(3)
+    again = connect()
+    desk.pass_time(10)
+    assert publishes(watcher.take()) == []
+    again.session.lost("reset")
+    desk.pass_time(4)
+    assert publishes(watcher.take()) == []
+    desk.pass_time(2)
+    assert publishes(watcher.take()) == [("w", b"x", "0")]
+
+
+LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "1000"}}
+
+
+@both_versions
+def test_a_session_that_lasts_gets_what_came_meanwhile(desk: Desk, dialect: str) -> None:
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    assert not device.was_known
+    device.join("a/#", 1)
+    device.session.lost("reset")
+    sender = Device(desk, dialect)
+    for k in range(3):
+        sender.tell(f"a/{k}", b"%d" % k, 1)
+    sender.tell("a/0", b"lost", 0)
+    again = Device(desk, dialect, "dev", **LASTING[dialect])
+    assert again.was_known
+    assert publishes(again.opening) == [(f"a/{k}", b"%d" % k, "1") for k in range(3)]
+    again.answer(Packet.PUBACK, *[m.ticket for m in again.opening if m.op == Op.PUBLISH])
+    sender.tell("a/9", b"live", 1)
+    assert publishes(again.take()) == [("a/9", b"live", "1")]
+
+
+@both_versions
+def test_what_was_not_acknowledged_is_sent_again_under_its_identifier(
+    desk: Desk, dialect: str
+) -> None:
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    device.join("a", 2)
+    sender = Device(desk, dialect)
+    for k in range(3):
+        sender.tell("a", b"%d" % k, 2, ticket=k + 1)
+    first = [m for m in device.take() if m.op == Op.PUBLISH]
+    device.answer(Packet.PUBREC, first[0].ticket)
+    device.answer(Packet.PUBCOMP, first[0].ticket)
+    device.session.lost("reset")
+    again = Device(desk, dialect, "dev", **LASTING[dialect])
+    second = [m for m in again.opening if m.op == Op.PUBLISH]
+    assert [(m.payload, m.ticket) for m in second] == [(m.payload, m.ticket) for m in first[1:]]
+
+
+@both_versions
+def test_a_session_that_begins_anew_knows_nothing(desk: Desk, dialect: str) -> None:
+    Device(desk, dialect, "dev", **LASTING[dialect]).join("a", 1)
+    again = Device(desk, dialect, "dev")
+    assert not again.was_known
+    Device(desk, dialect).tell("a", b"x", 1)
+    assert publishes(again.take()) == []
+
+
+def test_a_session_ends_when_its_time_is_up(desk: Desk) -> None:
+    device = Device(desk, "mqtt-5", "dev", clean="", session_expiry="5")
+    device.join("a", 1)
+    device.session.lost("reset")
+    assert [queue.name for queue in desk.node.engine.queues()] == ["$mqtt/dev"]
+    desk.pass_time(6)
+    assert desk.node.engine.queues() == []
+    assert not Device(desk, "mqtt-5", "dev", clean="", session_expiry="5").was_known
+
+
+def test_a_message_that_waited_too_long_is_not_sent(desk: Desk) -> None:
+    device = Device(desk, "mqtt-5", "dev", clean="", session_expiry="1000")
+    device.join("a", 1)
+    device.session.lost("reset")
+    sender = Device(desk)
+    sender.send(
+        Message(address="a", payload=b"short", ttl=2000, ticket=1, flags=Flag.ACK, headers={}),
+        Message(address="a", payload=b"long", ttl=60_000, ticket=2, flags=Flag.ACK, headers={}),
+    )
+    desk.pass_time(5)
+    came = Device(desk, "mqtt-5", "dev", clean="", session_expiry="1000").opening
+    assert [(m.payload, m.ttl) for m in came if m.op == Op.PUBLISH] == [(b"long", 55_000)]
+
+
+@both_versions
+def test_a_client_takes_over_from_its_earlier_connection(desk: Desk, dialect: str) -> None:
+    first = Device(desk, dialect, "dev")
+    second = Device(desk, dialect, "dev")
+    assert second.is_welcome
+    assert not first.is_open
+    told = [m.content_type for m in first.take()]
+    assert told == ([Reason.TAKEN_OVER] if dialect == "mqtt-5" else [])
+
+
+@both_versions
+def test_a_client_that_is_silent_for_too_long_is_disconnected(desk: Desk, dialect: str) -> None:
+    device = Device(desk, dialect, "dev", keepalive="10")
+    desk.pass_time(14)
+    device.send(Message(op=Op.PING))
+    assert [m.op for m in device.take()] == [Op.PONG]
+    desk.pass_time(14)
+    assert device.is_open
+    desk.pass_time(3)
+    assert not device.is_open
+
+
+@both_versions
+def test_a_group_shares_what_is_published(desk: Desk, dialect: str) -> None:  # decision 83
+    members = [Device(desk, dialect) for _ in range(2)]
+    for member in members:
+        member.join("$share/g/a/#", 1)
+    everything = Device(desk, dialect)
+    everything.join("a/#")
+    sender = Device(desk, dialect)
+    for k in range(6):
+        sender.tell("a/b", b"%d" % k, 1)
+    shares = [[payload for _, payload, _ in publishes(one.take())] for one in members]
+    assert [len(share) for share in shares] == [3, 3]
+    assert sorted(shares[0] + shares[1]) == [b"%d" % k for k in range(6)]
+    assert len(publishes(everything.take())) == 6
+
+
+@both_versions
+def test_a_client_consumes_a_queue_and_acknowledges_its_messages(desk: Desk, dialect: str) -> None:
+    producer = desk.client("kobold-3")
+    for payload in (b"1", b"2"):
+        producer.send(Message(op=Op.ENQUEUE, address="jobs", payload=payload))
+    worker = Device(desk, dialect)
+    assert publishes(worker.join("$share/g/jobs", 1)) == [("jobs", b"1", "1"), ("jobs", b"2", "1")]
+    assert len(desk.node.queues.get("jobs")) == 2
+    worker.send(Message(op=Op.PING))
+    first = 60_001
+    worker.answer(Packet.PUBACK, first)
+    assert len(desk.node.queues.get("jobs")) == 1
+    worker.session.lost("reset")
+    other = Device(desk, dialect)
+    assert publishes(other.join("jobs", 1)) == [("jobs", b"2", "1")]
+
+
+def test_no_more_messages_are_in_flight_than_the_client_can_take(desk: Desk) -> None:
+    device = Device(desk, "mqtt-5", "dev", receive_maximum="2")
+    device.join("a", 1)
+    sender = Device(desk)
+    for k in range(5):
+        sender.tell("a", b"%d" % k, 1)
+    came = [m for m in device.take() if m.op == Op.PUBLISH]
+    assert [m.payload for m in came] == [b"0", b"1"]
+    device.answer(Packet.PUBACK, came[0].ticket)
+    assert [m.payload for m in device.take()] == [b"2"]
+    device.answer(Packet.PUBACK, came[1].ticket)
+    assert [m.payload for m in device.take()] == [b"3"]
+
+
+def test_a_packet_that_is_too_large_for_a_client_is_left_out(desk: Desk) -> None:
+    device = Device(desk, "mqtt-5", "dev", maximum_packet="50")
+    device.join("a", 0)
+    sender = Device(desk)
+    sender.tell("a", b"x" * 100)
+    sender.tell("a", b"small")
+    assert publishes(device.take()) == [("a", b"small", "0")]
+    assert desk.node.vitals.counters["dropped.too_large"] == 1
+
+
+def test_an_alias_stands_for_its_topic_on_this_connection_alone(desk: Desk) -> None:
+    receiver, sender = Device(desk), Device(desk)
+    receiver.join("a/#")
+    sender.say(bytes.fromhex("3009 0003 612f62 03 230001 ".replace(" ", "")))
+    sender.say(bytes.fromhex("3007 0000 03 230001 78".replace(" ", "")))
+    assert publishes(receiver.take()) == [("a/b", b"", "0"), ("a/b", b"x", "0")]
+    sender.say(bytes.fromhex("3007 0000 03 230041 78".replace(" ", "")))  # 65 of 64
+    assert not sender.is_open
+
+
+def test_a_request_of_mqtt_reaches_a_service_and_its_reply_comes_back(desk: Desk) -> None:
+    service = desk.client("kobold-3")
+    service.send(Message(op=Op.SERVE, address="svc"))
+    service.take()
+    device = Device(desk)
+    device.send(
+        Message(
+            address="svc",
+            payload=b"?",
+            correlation_id="c-1",
+            headers={"mqtt.response": "re/ply", "k": "v"},
+        )
+    )
+    (request,) = service.take()
+    assert (request.op, request.payload, dict(request.headers)) == (Op.REQUEST, b"?", {"k": "v"})
+    service.send(Message(op=Op.REPLY, correlation_id=request.correlation_id, payload=b"!"))
+    (reply,) = device.take()
+    assert (reply.address, reply.payload, reply.correlation_id) == ("re/ply", b"!", "c-1")
+
+
+def test_a_service_of_mqtt_answers_requests_of_other_dialects(desk: Desk) -> None:  # decision 86
+    service = Device(desk)
+    service.join("$serve/svc")
+    client = desk.client("kobold-3")
+    client.send(Message(op=Op.REQUEST, address="svc", correlation_id="1", payload=b"?"))
+    (request,) = service.take()
+    assert (request.address, request.payload) == ("svc", b"?")
+    service.tell(request.headers["mqtt.response"], b"!")
+    (reply,) = client.take()
+    assert (reply.op, reply.correlation_id, reply.payload) == (Op.REPLY, "1", b"!")
+
+
+def test_a_refused_publish_has_a_reason(desk: Desk) -> None:
+    device = Device(desk)
+    device.tell("$reserved", b"x", 1)
+    device.tell("a/+", b"x", 2, ticket=2)
+    assert answers(device.take()) == [
+        (Packet.PUBACK, 1, bytes([Reason.BAD_TOPIC])),
+        (Packet.PUBREC, 2, bytes([Reason.BAD_TOPIC])),
+    ]
+
+
+@both_versions
+def test_rights_are_those_of_the_token_that_is_the_password(desk: Desk, dialect: str) -> None:
+    # decision 85
+    mine = Rights("mine", publish=("out/#",), subscribe=("in/#",))
+    clients = desk.node.clients
+    clients.rights_of_strangers = Rights("stranger")
+    clients.rights_of_token = {"secret": mine}.get
+    stranger = Device(desk, dialect, "dev")
+    assert not stranger.is_welcome
+    wrong = Client(desk, dialect)
+    wrong.open("dev", "", "wrong")
+    assert wrong.opening[0].content_type == (0x86 if dialect == "mqtt-5" else 4)
+    known = Client(desk, dialect)
+    known.open("dev", "", "secret")
+    assert known.opening[0].content_type == 0
+    for filter in ("in/a", "out/a"):
+        known.send(Message(op=Op.SUBSCRIBE, address=filter, ticket=3))
+    codes = [m.payload[0] for m in known.take()]
+    assert codes == [0, Reason.NOT_AUTHORIZED if dialect == "mqtt-5" else 0x80]
+    known.send(Message(address="in/a", payload=b"x", flags=Flag.ACK, ticket=5))
+    refused = answers(known.take())
+    expected = bytes([Reason.NOT_AUTHORIZED]) if dialect == "mqtt-5" else b""
+    assert refused == [(Packet.PUBACK, 5, expected)]
+    assert desk.node.vitals.counters["refused.unauthorized"] >= 2
+
+
+def test_enhanced_authentication_is_refused_clearly(desk: Desk) -> None:
+    device = Client(desk, "mqtt-5")
+    headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.auth_method": "SCRAM"}
+    device.send(Message(op=Op.HANDSHAKE, source="d", headers=headers))
+    (answer,) = device.take()
+    assert answer.content_type == Reason.BAD_AUTH_METHOD
+    assert "not offered" in answer.headers["mqtt.reason"]
+
+
+def test_quotas_hold_for_sessions_retained_messages_and_what_waits(desk: Desk) -> None:
+    desk.node.quotas.change(sessions=1, session_messages=2, retained=1)
+    device = Device(desk, "mqtt-5", "dev", clean="", session_expiry="100")
+    device.join("a", 1)
+    second = Device(desk, "mqtt-5", "other", clean="", session_expiry="100")
+    assert "quotas.sessions" in second.opening[0].headers["mqtt.reason"]
+    device.session.lost("reset")
+    sender = Device(desk)
+    for k in range(3):
+        sender.tell("a", b"%d" % k, 1)
+    sender.take()
+    assert desk.node.vitals.counters["dropped.session_messages"] == 1
+    sender.tell("r/1", b"x", 1, retain="1")
+    sender.tell("r/2", b"x", 1, retain="1")
+    assert [code for _, _, code in answers(sender.take())] == [b"", bytes([Reason.QUOTA])]
+
+
+def test_a_publisher_cannot_have_more_of_qos_2_under_way_than_it_was_told(desk: Desk) -> None:
+    sender = Device(desk)
+    most = int(sender.opening[0].headers["mqtt.receive_maximum"])
+    for ticket in range(1, most + 2):
+        sender.tell("a", b"x", 2, ticket=ticket)
+    assert not sender.is_open
+    assert sender.take()[-1].content_type == Reason.TOO_MANY
+
+
+@pytest.fixture
+def restart(tmp_path: Path) -> Iterator[Callable[[], Desk]]:
+    """Opens a broker on a folder, again and again."""
+    engines: list[Engine] = []
+
+    def opened() -> Desk:
+        for engine in engines:
+            engine.close()
+        engines.clear()
+        engines.append(Engine.on_disk(tmp_path))
+        return Desk(Node(engines[0], epoch=1_700_000_000.0))
+
+    yield opened
+    for engine in engines:
+        engine.close()
+
+
+@both_versions
+def test_sessions_and_retained_messages_survive_the_broker(
+    restart: Callable[[], Desk], dialect: str
+) -> None:  # decision 84
+    desk = restart()
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    device.join("a/#", 2)
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    sender.tell("a/1", b"kept", 1, retain="1")
+    sender.tell("a/2", b"twice", 2, ticket=5)
+    before = {m.payload: m.ticket for m in device.take() if m.op == Op.PUBLISH}
+    desk = restart()
+    Device(desk, dialect).tell("a/3", b"later", 1)
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    assert device.was_known
+    came = {m.payload: m.ticket for m in device.opening if m.op == Op.PUBLISH}
+    assert list(came) == [b"kept", b"twice", b"later"]
+    assert before.items() <= came.items()  # the same identifiers
+    assert publishes(Device(desk, dialect).join("a/1", 1)) == [("a/1", b"kept", "1")]
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    sender.tell("a/2", b"twice", 2, ticket=5)  # it had no PUBREC, as far as it knows
+    assert answers(sender.take()) == [(Packet.PUBREC, 5, b"")]
+    assert publishes(device.take()) == []
+
+
+def test_other_dialects_with_parameters_are_told_the_quality_of_service(desk: Desk) -> None:
+    other = desk.client("kobold-3")
+    other.subscribe("a")
+    Device(desk).tell("a", b"x", 2, content_type="text/plain")
+    (message,) = other.take()
+    assert dict(message.headers) == {"mqtt.qos": "2", "mqtt.content_type": "text/plain"}
+    assert message.parameters == Parameters()

@@ -1,0 +1,99 @@
+"""nats-servers on free ports of this machine, alone or as a cluster, for tests."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+#: How long a server may take to start (seconds).
+PATIENCE = 60.0
+
+
+def binary() -> str | None:
+    """The server's program, beside the interpreter or on the PATH."""
+    beside = Path(sys.executable).parent / "nats-server"
+    return str(beside) if beside.exists() else shutil.which("nats-server")
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Servers:
+    """Servers with JetStream, which are stopped when the block ends."""
+
+    def __init__(self, folder: Path, count: int = 1) -> None:
+        self.folder = folder
+        self.count = count
+        ports = free_ports(3 * count)
+        self.ports, self._routes, self._monitors = (
+            ports[:count],
+            ports[count : 2 * count],
+            ports[2 * count :],
+        )
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def urls(self) -> list[str]:
+        """Where clients connect."""
+        return [f"nats://127.0.0.1:{port}" for port in self.ports]
+
+    def _configure(self, number: int) -> Path:
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
+        cluster = (
+            f"cluster {{ name: C, listen: 127.0.0.1:{self._routes[number]}, routes: [{routes}] }}"
+        )
+        path = self.folder / f"{number}.conf"
+        path.write_text(
+            f"""
+            server_name: s{number}
+            listen: 127.0.0.1:{self.ports[number]}
+            http: 127.0.0.1:{self._monitors[number]}
+            jetstream {{ store_dir: "{self.folder / str(number)}" }}
+            {cluster if self.count > 1 else ""}
+            """
+        )
+        return path
+
+    def launch(self, number: int) -> subprocess.Popen[bytes]:
+        """Start one server."""
+        program = binary()
+        assert program is not None
+        with (self.folder / f"{number}.log").open("ab") as log:
+            command = [program, "-c", str(self._configure(number))]
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def __enter__(self) -> Servers:
+        self.processes = [self.launch(number) for number in range(self.count)]
+        deadline = time.monotonic() + PATIENCE
+        for port in self._monitors:
+            while True:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
+                        if answer.status == 200:
+                            break
+                except OSError:
+                    if time.monotonic() > deadline:
+                        self.__exit__()
+                        raise
+                time.sleep(0.05)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.processes:
+            process.wait(PATIENCE)

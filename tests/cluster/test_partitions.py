@@ -1,0 +1,317 @@
+"""Nodes that share partitions in JetStream: take-overs, planned stops, standbys, fences."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.broker.desk import Client, Desk
+from tests.cluster.servers import Servers
+from tests.cluster.test_coordinator import TIMING, until
+from wirelake.broker.node import Node
+from wirelake.cluster.bus import Bus
+from wirelake.cluster.coordinator import Coordinator
+from wirelake.cluster.members import Heartbeat
+from wirelake.cluster.node import ClusterNode
+from wirelake.cluster.partitions import SharedPartitions
+from wirelake.errors import EngineError
+from wirelake.journal.arrow_stream import decode
+from wirelake.journal.engine import Engine, Entry
+from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
+from wirelake.journal.streams import Access
+from wirelake.message import Flag, Message, Op
+
+#: nats-py leaves a socket behind where a server was killed or stands still.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+PARTITIONS = 6
+
+
+class Member:
+    """A node: its journal, its engine and its coordinator."""
+
+    def __init__(self, bus: Bus, journal: JetStreamJournal, name: str) -> None:
+        self.bus = bus
+        self.journal = journal
+        self.engine = Engine(journal, loop=asyncio.get_running_loop(), adopted=())
+        self.work = SharedPartitions(self.engine, journal)
+        me = Heartbeat(name, f"{name}-{time.monotonic_ns()}")
+        self.coordinator = Coordinator(bus, me, PARTITIONS, self.work, TIMING)
+        self.coordinator.lag = self.work.lag
+        self.work.on_lost = self.coordinator.lost
+        self.follower: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Join, and stand by for others."""
+        await self.coordinator.start()
+        self.follower = asyncio.create_task(self._stand_by())
+
+    async def _stand_by(self) -> None:
+        while True:
+            await self.work.stand_by(self.coordinator.ownership)
+            await asyncio.sleep(0.1)
+
+    @property
+    def serves(self) -> list[int]:
+        """The partitions that are here."""
+        return [one for one in range(PARTITIONS) if self.engine.is_here(one)]
+
+    async def write(self, partition: int, value: bytes) -> bool:
+        """Set a partition's key; whether that became durable."""
+        names = (f"k{k}" for k in count())
+        name = next(name for name in names if self.engine.home(name) == partition)
+        try:
+            self.engine.write_entry(Entry(name, 1, value))
+        except EngineError:
+            return False
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.engine.after(
+            lambda: told.set_result(True),
+            failed=lambda: told.set_result(False),
+            partition=partition,
+        )
+        return await asyncio.wait_for(told, 60)
+
+    def values(self) -> dict[int, bytes | None]:
+        """The value of each partition's key, of those that are here."""
+        return {partition: entry.value for partition, entry in self.engine.entries()}
+
+    async def end(self, *, planned: bool) -> None:
+        """Stop as planned, or at once."""
+        if self.follower is not None:
+            self.follower.cancel()
+        await (self.coordinator.stop() if planned else self.coordinator.abort())
+        await self.bus.close()
+        with contextlib.suppress(EngineError):
+            await asyncio.to_thread(self.engine.close)
+
+
+class Cluster:
+    """The nodes that run."""
+
+    def __init__(self, servers: Servers, prefix: str, folder: Path) -> None:
+        self.servers = servers
+        self.prefix = prefix
+        self.folder = folder
+        self.members: dict[str, Member] = {}
+
+    async def add(self, name: str) -> Member:
+        """Start a node."""
+        bus = await Bus.connect(self.servers.urls, self.prefix, name)
+        await bus.open_bucket(replicas=1)
+        settings = StreamSettings(
+            prefix=self.prefix, partitions=PARTITIONS, replicas=1, tidy_every=0
+        )
+        access = Access(servers=tuple(self.servers.urls))
+        journal = await asyncio.to_thread(
+            lambda: JetStreamJournal(self.folder / name, access, settings, node=name)
+        )
+        member = self.members[name] = Member(bus, journal, name)
+        await member.start()
+        return member
+
+    def owner(self, partition: int) -> Member:
+        """The one node that has a partition."""
+        (owner,) = [one for one in self.members.values() if partition in one.serves]
+        return owner
+
+    def is_whole(self) -> bool:
+        """Whether each partition is served once, where it belongs."""
+        views = [one.coordinator.ownership for one in self.members.values()]
+        served = sorted(one for member in self.members.values() for one in member.serves)
+        return served == list(range(PARTITIONS)) and all(
+            partition in self.members[view.target(partition)].serves
+            for view in views
+            for partition in range(PARTITIONS)
+            if view.target(partition) in self.members
+        )
+
+    async def write_all(self, value: bytes) -> None:
+        """Set each partition's key at its owner, as a client would that tries again."""
+        ends = time.monotonic() + 60
+        for partition in range(PARTITIONS):
+            while True:
+                assert time.monotonic() < ends
+                owners = [one for one in self.members.values() if partition in one.serves]
+                if owners and await owners[0].write(partition, value):
+                    break
+                await asyncio.sleep(0.02)
+
+    def values(self) -> dict[int, bytes | None]:
+        """The value of each partition's key."""
+        return {k: v for member in self.members.values() for k, v in member.values().items()}
+
+
+@pytest.fixture
+async def cluster(nats: Servers, prefix: str, tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(nats, prefix, tmp_path)
+    yield made
+    for member in made.members.values():
+        await member.end(planned=False)
+
+
+def everywhere(value: bytes) -> dict[int, bytes]:
+    return dict.fromkeys(range(PARTITIONS), value)
+
+
+async def test_another_node_goes_on_where_one_is_killed(cluster: Cluster) -> None:
+    for name in ("a", "b"):
+        await cluster.add(name)
+    await until(cluster.is_whole)
+    assert all(one.serves for one in cluster.members.values())
+    await cluster.write_all(b"one")
+    assert cluster.values() == everywhere(b"one")
+    killed = cluster.members.pop("a")
+    await killed.end(planned=False)
+    await until(cluster.is_whole)
+    assert cluster.values() == everywhere(b"one")
+    await cluster.write_all(b"two")
+    await cluster.add("a")
+    await until(cluster.is_whole)
+    assert all(one.serves for one in cluster.members.values())
+    assert cluster.values() == everywhere(b"two")
+
+
+async def test_a_planned_stop_hands_over_what_was_written(cluster: Cluster) -> None:
+    for name in ("a", "b"):
+        await cluster.add(name)
+    await until(cluster.is_whole)
+    await cluster.write_all(b"one")
+    leaving = cluster.members["a"]
+    mine = leaving.serves
+    last = [asyncio.create_task(leaving.write(partition, b"last")) for partition in mine]
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(leaving.end(planned=True))
+    outcomes = dict(zip(mine, await asyncio.gather(*last), strict=True))
+    await stopping
+    del cluster.members["a"]
+    await until(cluster.is_whole)
+    expected = everywhere(b"one") | {one: b"last" for one, kept in outcomes.items() if kept}
+    assert all(outcomes.values()), "what was accepted before it let go became durable"
+    assert cluster.values() == expected
+
+
+async def test_a_standby_has_what_its_owner_wrote(cluster: Cluster) -> None:
+    for name in ("a", "b"):
+        await cluster.add(name)
+    await until(cluster.is_whole)
+    await cluster.write_all(b"one")
+    other = {"a": "b", "b": "a"}
+    for name, member in cluster.members.items():
+        standby = cluster.members[other[name]]
+        await until(lambda m=member, s=standby: s.work.lag().keys() == set(m.serves))  # type: ignore[misc]
+        await until(lambda s=standby: set(s.work.lag().values()) <= {0})  # type: ignore[misc]
+        for partition in member.serves:
+            await until(
+                lambda m=member, s=standby, p=partition: (  # type: ignore[misc]
+                    m.journal._all[p].copy.end == s.journal._all[p].copy.end
+                )
+            )
+
+
+class Broker(Desk):
+    """A whole node whose partitions are in JetStream, with clients that are lists."""
+
+    def __init__(self, bus: Bus, journal: JetStreamJournal, name: str) -> None:
+        self.engine = Engine(journal, loop=asyncio.get_running_loop(), adopted=())
+        super().__init__(Node(self.engine))
+        self.bus = bus
+        work = SharedPartitions(self.engine, journal)
+        me = Heartbeat(name, f"{name}-{time.monotonic_ns()}")
+        self.cluster = ClusterNode(bus, self.node, me, PARTITIONS, work, TIMING)
+        work.on_lost = self.cluster.coordinator.lost
+
+    async def end(self) -> None:
+        """Leave without a word."""
+        await self.cluster.abort()
+        await self.bus.close()
+        with contextlib.suppress(EngineError):
+            await asyncio.to_thread(self.engine.close)
+
+
+async def publish(client: Client, address: str, number: int) -> None:
+    """Publish until it is accepted."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        client.send(Message(address=address, payload=b"%d" % number, id="m", flags=Flag.ACK))
+        answers: list[Message] = []
+        while not answers and time.monotonic() < ends:
+            await asyncio.sleep(0.005)
+            answers = [one for one in client.take() if one.op in (Op.OK, Op.ERROR)]
+        if answers[-1].op == Op.OK:
+            return
+        assert answers[-1].parameters.code == "busy"
+    raise AssertionError("it is never accepted")
+
+
+async def test_what_clients_of_any_node_publish_is_in_the_log_of_the_owner(
+    nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    settings = StreamSettings(prefix=prefix, partitions=PARTITIONS, replicas=1, tidy_every=0)
+    access = Access(servers=tuple(nats.urls))
+    brokers: dict[str, Broker] = {}
+    try:
+        for name in ("a", "b"):
+            bus = await Bus.connect(nats.urls, prefix, name)
+            await bus.open_bucket(replicas=1)
+            journal = await asyncio.to_thread(
+                lambda n=name: JetStreamJournal(tmp_path / n, access, settings, node=n)  # type: ignore[misc]
+            )
+            brokers[name] = Broker(bus, journal, name)
+            await brokers[name].cluster.start()
+        a, b = brokers["a"], brokers["b"]
+
+        def whole() -> bool:
+            here = [one for one in range(PARTITIONS) if a.engine.is_here(one)]
+            there = [one for one in range(PARTITIONS) if b.engine.is_here(one)]
+            owned = [one.cluster.coordinator.ownership.owned() for one in (a, b)]
+            linked = all(one.cluster.edge.upstreams for one in (a, b))
+            return (
+                bool(here and there and linked)
+                and sorted(here + there) == list(range(PARTITIONS))
+                and owned == [tuple(here), tuple(there)]
+            )
+
+        await until(whole)
+        ann = a.client("kobold-3")
+        homes = (f"town/{k}" for k in count())
+        address = next(one for one in homes if b.engine.is_here(b.engine.home(one)))
+        partition = b.engine.home(address)
+        for k in range(20):
+            await publish(ann, address, k)
+        assert b.engine.positions()[partition].next == 20
+        await brokers.pop("b").end()
+        await until(lambda: a.engine.is_here(partition))
+        for k in range(20, 30):
+            await publish(ann, address, k)
+        rows = [decode(batch.ipc) for batch in a.engine.read(partition, 0, 100)]
+        found = [value.as_py() for batch in rows for value in batch.column("payload")]
+        assert found == [b"%d" % k for k in range(30)]
+    finally:
+        for broker in brokers.values():
+            await broker.end()
+
+
+async def test_an_owner_that_is_fenced_says_so_to_ownership(cluster: Cluster) -> None:
+    first = await cluster.add("a")
+    await until(cluster.is_whole)
+    await cluster.write_all(b"one")
+    thief = JetStreamJournal(
+        cluster.folder / "thief",
+        Access(servers=tuple(cluster.servers.urls)),
+        StreamSettings(prefix=cluster.prefix, replicas=1, tidy_every=0),
+    )
+    await asyncio.to_thread(thief.recover, 2)
+    assert not await first.write(2, b"two")
+    assert not first.engine.is_here(2)
+    assert not first.coordinator.ownership.is_serving(2)
+    await asyncio.to_thread(thief.close)
+    await until(cluster.is_whole)
+    assert cluster.values() == everywhere(b"one")
+    assert await first.write(2, b"three")
