@@ -27,8 +27,8 @@ __all__ = ["start"]  # a fixture
 #: What is in the log of each pattern, and who can have said it.
 TMQ = {"tmq-1.00", "tmq-1.01"}
 OPS = {
-    "publish": {"boson-text", "boson-binary", "kobold-1", "tmq-1.00", "mfp-1"},
-    "request": {"boson-text", "boson-binary", "kobold-2", "tmq-1.01"},
+    "publish": {"boson-text", "boson-binary", "kobold-1", "tmq-1.00", "mfp-1", "mqtt-3.1.1"},
+    "request": {"boson-text", "boson-binary", "kobold-2", "tmq-1.01", "mqtt-5"},
     "reply": {"boson-text", "boson-binary", "kobold-1", "kobold-3"},
     "enqueue": {"boson-text", *TMQ},
     "deliver": {"boson-binary", "kobold-2", "mfp-1", *TMQ},

@@ -189,7 +189,7 @@ def test_a_table_is_looked_at_too(tmp_path: Path) -> None:
     [
         (("a",), 2, "one of --url and --table"),
         (("a/#/b", "--table", "t"), 2, "FILTER: `#` is the last level"),
-        (("a", "--url", "nowhere"), 2, "url: nowhere is not of the form"),
+        (("a", "--url", "nowhere"), 2, "url: 'nowhere' has no scheme"),
         (("a", "--table", "nowhere/t"), 1, "there is no table"),
     ],
 )

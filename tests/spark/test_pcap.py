@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.spark.packets import START, Wire, pcap, pcapng
 from tests.wire.reading import write
-from wirelake.dialects import DIALECTS
+from wirelake.dialects import DIALECTS, default_ports
 from wirelake.errors import ConfigError
 from wirelake.message import Message, Op
 from wirelake.spark.flows import Found, Ports, find_in_packets
@@ -24,7 +24,7 @@ HELLO = write([Message(address="greet", payload=b"hello")], "kobold-1")
 WORLD = write([Message(address="greet", payload=b"world")], "kobold-1")
 AGAIN = write([Message(address="greet", payload=b"again")], "kobold-1")
 
-PORTS = {"boson": 7701, "kobold": 7702, "tmq": 22200, "mfp": 7777}
+PORTS = default_ports()
 
 
 def find(data: bytes, ports: str = "known", dialect: str = "", step: int = STEP) -> Found:
@@ -64,10 +64,9 @@ def reasons(found: Found) -> list[str]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("port", ["family", "auto"])
 def test_both_directions_are_read_in_every_dialect(dialect: str, port: str) -> None:
-    greeting = {"tmq": Op.HANDSHAKE, "mfp": Op.HANDSHAKE}.get(dialect.partition("-")[0])
     asked = [Message(address="a/b", payload=b"to you")]
-    if greeting:
-        asked.insert(0, Message(op=greeting, source="client"))
+    if DIALECTS[dialect].introduces_itself:
+        asked.insert(0, Message(op=Op.HANDSHAKE, source="client"))
     answered = [Message(address="a/b", payload=b"and back", id="0" * 32)]
     wire = Wire(PORTS[dialect.partition("-")[0]] if port == "family" else 7700)
     packets = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -380,11 +381,16 @@ def test_landing_deletes_old_files_once_in_a_while(
 
 def test_a_table_can_be_read_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     place = str(tmp_path / "t")
-    made = grown(tmp_path / "t", 3)
+    grown(tmp_path / "t", 3)
     assert [table.read(spark, place, version=v).count() for v in range(4)] == [0, 10, 20, 30]
-    times = {one["version"]: one["timestamp"] for one in made.history()}
-    then = datetime.fromtimestamp(times[2] / 1000, UTC)
-    assert table.read(spark, place, as_of=then).count() == 20
+    # A version is as old as its file in Delta's log: here they are a minute apart.
+    start = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    for version in range(4):
+        made = start.timestamp() + 60 * version
+        os.utime(tmp_path / "t" / "_delta_log" / f"{version:020}.json", (made, made))
+    for version in range(4):
+        then = start + timedelta(minutes=version, seconds=30)
+        assert table.read(spark, place, as_of=then).count() == 10 * version
     with pytest.raises(EngineError, match="has no version 7"):
         table.read(spark, place, version=7)
     pq.write_table(with_folders(log_rows(3)), tmp_path / "plain.parquet")

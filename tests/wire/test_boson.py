@@ -161,10 +161,10 @@ def test_a_broker_can_take_back_a_default_address() -> None:
     table = FrameTable()
     scan.scan(b"3|0|$topic|bad1|0||a", table)
     assert table.address(1) == b"bad"
-    scan.set_topic(b"")
+    scan.set_context(b"")
     scan.scan(b"1|0||a", table)
     assert table.address(0) == b"boson"
-    scan.set_topic(b"good")
+    scan.set_context(b"good")
     scan.scan(b"1|0||a", table)
     assert table.address(0) == b"good"
 

@@ -493,7 +493,7 @@ def test_a_broker_can_take_back_a_topic_that_was_set(
     table = FrameTable(4)
     scan.scan(setting + message, table)
     assert [each.address for each in table.messages()] == ["new", "new"]
-    scan.set_topic(b"old one")
+    scan.set_context(b"old one")
     scan.scan(message * 2, table)
     assert [each.address for each in table.messages()] == ["old one", "old one"]
 

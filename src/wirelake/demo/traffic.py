@@ -139,6 +139,7 @@ def _clients(town: Town) -> list[Coroutine[Any, Any, None]]:
         ("tmq-1.01", "shop-phone", partial(_asker, town)),
         ("boson-text", "", partial(_asker, town)),
         ("boson-binary", "shop-kiosk", partial(_asker, town)),
+        ("mqtt-5", "shop-watch", partial(_asker, town)),
         ("kobold-3", "control-room", partial(_settings, town)),
         ("boson-binary", "night-shift", partial(_settings, town)),
         ("kobold-2", "thermostats", _watcher(town, "settings/#")),

@@ -83,7 +83,7 @@ class Access:
         errors: list[Exception] = []
 
         async def note(error: Exception) -> None:
-            errors[:] = [error]
+            errors.append(error)
             log.debug("the connection to NATS: %r", error)
 
         given: dict[str, Any] = {
@@ -113,7 +113,10 @@ class Access:
             return client
         except (nats.errors.Error, OSError, TimeoutError, ValueError) as error:
             where = ", ".join(given["servers"])
-            why = errors[0] if errors else error
+            # A server that refuses a login hangs up, and its reason may not be read in time. If one
+            # of the attempts has read it, that is what to report.
+            refused = [one for one in errors if isinstance(one, nats.errors.AuthorizationError)]
+            why = [*refused, *errors, error][0]
             raise EngineError(f"no NATS server at {where}: {why!r}", retriable=True) from error
 
     def _tls(self) -> ssl.SSLContext:

@@ -200,18 +200,22 @@ def _resume(pieces: Pieces, states: list[State]) -> tuple[int, State] | None:
     boundaries = set(pieces.starts)
     for start in pieces.starts[:-1][:_TRIES]:
         data = pieces.window(start, _LOOK)
-        most, chosen = 0, None
+        most, chosen = (0, 0), None
         for state in states:
-            frames, used = _frames(data, state)
-            if frames > most and (frames > 1 or start + used in boundaries):
-                most, chosen = frames, state
+            frames, used, payload = _frames(data, state)
+            # Of two readings with as many frames, the one that explains more bytes: MQTT 5 with
+            # empty properties reads as 3.1.1, too, with payloads that are a byte longer.
+            if (frames, -payload) > most and (frames > 1 or start + used in boundaries):
+                most, chosen = (frames, -payload), state
         if chosen is not None:
             return start, replace(chosen, begun=True)
     return None
 
 
-def _frames(data: memoryview, state: State) -> tuple[int, int]:
-    """How many frames, at most a few, data begins with, and their size; none where a fault follows.
+def _frames(data: memoryview, state: State) -> tuple[int, int, int]:
+    """Count the frames, at most a few, that data begins with, their bytes, and those of payloads.
+
+    All are 0 where a fault follows.
 
     TMQ and mfp would take almost anything for a frame of some unknown kind.
     """
@@ -220,8 +224,10 @@ def _frames(data: memoryview, state: State) -> tuple[int, int]:
     try:
         used = reader.scan(data, table)
         if reader.again and table.count < _ENOUGH:
-            return 0, 0
+            return 0, 0, 0
     except ProtocolError:
-        return 0, 0
+        return 0, 0, 0
     known = all(op != Op.UNKNOWN for op in memoryview(table.op)[: table.count])
-    return (table.count, used) if known else (0, 0)
+    if not known:
+        return 0, 0, 0
+    return table.count, used, sum(memoryview(table.payload_len)[: table.count])

@@ -3,8 +3,9 @@
 An index pass runs the scanner over a stream once, without looking at what the rows hold. It counts
 the messages, notes every few MiB where a message begins, and finds the fault, if there is one. What
 a scanner must know to begin there is little: the dialect, whether Kobold's lengths include
-themselves, which byte order TMQ's Hello told, the topic that mfp and boson-text set earlier. Then
-every span is decoded on its own, and its messages have the numbers that they have in the whole.
+themselves, which byte order TMQ's Hello told, the topic that mfp and boson-text set earlier, the
+aliases of MQTT 5. Then every span is decoded on its own, and its messages have the numbers that
+they have in the whole.
 
 A large stream is indexed by several tasks, each of which begins somewhere in the middle, at what
 looks like a frame. What they found is joined where one ends exactly where the next has begun: from
@@ -29,10 +30,9 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import scanner
 from wirelake.errors import EngineError, ProtocolError
-from wirelake.message import Flag, Limits, Op
+from wirelake.message import Flag, Limits
 from wirelake.wire import FrameTable, Scanner
 from wirelake.wire.arrow import to_arrow
 
@@ -46,8 +46,6 @@ WINDOW = 16 << 20
 PROOF = 128
 PLACES = 4096
 PROBE = 1 << 20
-
-_TOPIC = int(Op.TOPIC).to_bytes(4, "little")
 
 
 class Pieces:
@@ -134,7 +132,7 @@ class State:
     dialect: str
     begun: bool = False  # frames came before
     variant: str | None = None  # of the dialect, as Kobold's `inclusive`; None: not known yet
-    topic: bytes = b""
+    context: bytes = b""  # what earlier frames set for later ones, as the topic of mfp
 
     def scanner(self) -> Scanner:
         """A scanner in this state."""
@@ -143,7 +141,7 @@ class State:
             made.resume()
         if self.variant is not None:
             made.set_variant(self.variant)
-        made.set_topic(self.topic)
+        made.set_context(self.context)
         return made
 
 
@@ -215,10 +213,10 @@ def index(
     Those that begin in the bytes [start, until), if these are given; at `start` there is a frame.
     """
     reader = state.scanner()
-    cuts: list[tuple[int, int, bytes, str | None]] = [(start, 0, state.topic, state.variant)]
+    cuts: list[tuple[int, int, bytes, str | None]] = [(start, 0, state.context, state.variant)]
     fault: ProtocolError | None = None
     messages, end = 0, start
-    topic, variant, more = state.topic, state.variant, False
+    context, variant, more = state.context, state.variant, False
     try:
         for at, table in tables(reader, pieces, start, torn=torn):
             n = table.count
@@ -237,11 +235,11 @@ def index(
                 if row == n:
                     break
                 begin = at + begins[row]
-                set_before = _topic_before(table, row, topic)
+                set_before = reader.context_before(table, row, context)
                 told_before = _variant_before(reader, table, row, variant)
                 cuts.append((begin, messages + row, set_before, told_before))
                 due = begin + step
-            topic = _topic_before(table, n, topic)
+            context = reader.context_before(table, n, context)
             variant = _variant_before(reader, table, n, variant)
             more = bool(table.flags[n - 1] & Flag.MORE)
             messages += n
@@ -256,9 +254,11 @@ def index(
         for (begin, first, set_before, told_before), (stop, following, *_) in zip(
             cuts, [*cuts[1:], (bound, messages, b"", None)], strict=True
         ):
-            begins_with = replace(later, topic=set_before, variant=told_before) if first else state
+            begins_with = (
+                replace(later, context=set_before, variant=told_before) if first else state
+            )
             spans.append(Span(begins_with, first, following - first, pieces.cut(begin, stop)))
-    return Index(start, spans, messages, end, fault, replace(later, topic=topic))
+    return Index(start, spans, messages, end, fault, replace(later, context=context))
 
 
 def index_stretch(dump: Pieces, state: State, step: int, k: int, n: int) -> Index | None:
@@ -318,15 +318,6 @@ def joined(found: Sequence[Index | None]) -> Index | None:
         spans = [replace(span, first=before + span.first) for span in part.spans]
         made = replace(part, start=0, spans=made.spans + spans, messages=before + part.messages)
     return made
-
-
-def _topic_before(table: FrameTable, row: int, topic: bytes) -> bytes:
-    """The topic that holds at a row, where `topic` held before the table."""
-    if not DIALECTS[table.dialect].has_topic_frames:
-        return topic
-    # Ops are small numbers, so these four bytes cannot be parts of two of them.
-    found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
-    return topic if found < 0 else table.address(found // 4)
 
 
 def _variant_before(

@@ -30,6 +30,7 @@ else:
     from wirelake.wire.table import FrameTable
 
 _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
+_TOPIC = int(Op.TOPIC).to_bytes(4, "little")
 #: Why an encoder leaves a row out; the names are the keys of `Encoder.skipped`.
 SKIP_REASONS = ("", "op", "address", "payload", "id", "headers")
 SKIP_OP, SKIP_ADDRESS, SKIP_PAYLOAD, SKIP_ID, SKIP_HEADERS = 1, 2, 3, 4, 5
@@ -143,8 +144,17 @@ class Scanner:
         if variant:
             raise ValueError(f"{self.dialect} has no variant {variant!r}")
 
-    def set_topic(self, topic: bytes) -> None:
-        """Replace the address that frames without one have, where the dialect has such frames."""
+    def context_before(self, table: FrameTable, row: int, context: bytes) -> bytes:
+        """Return what frames before this row set for later ones, for `set_context`.
+
+        `context` held before the table. Here: the topic that a frame of its own sets.
+        """
+        # Ops are small numbers, so these four bytes cannot be parts of two of them.
+        found = memoryview(table.op)[:row].tobytes().rfind(_TOPIC)
+        return context if found < 0 else table.address(found // 4)
+
+    def set_context(self, context: bytes) -> None:
+        """Read on as behind the frames that set this; b"" stands for none."""
 
     def start(self, table: FrameTable) -> cython.int:
         """Put into the side buffer what rows of this call may refer to."""

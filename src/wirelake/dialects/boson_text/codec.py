@@ -159,10 +159,10 @@ class BosonTextScanner(Scanner):
         Scanner.set_limits(self, limits)
         self.max_sequence = limits.sequence
 
-    def set_topic(self, topic: bytes) -> None:
+    def set_context(self, context: bytes) -> None:
         """Replace the default address, as a broker does that refused the one just set."""
         self.topic.size = 0
-        self.topic.put_bytes(topic)
+        self.topic.put_bytes(context)
 
     def error(self, at: int, reason: str, answer: bytes = b"") -> ProtocolError:
         """The error for a fault at byte `at` of the current buffer, answered by `$error`."""

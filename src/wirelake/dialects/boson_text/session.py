@@ -82,7 +82,7 @@ class BosonTextSession(Session):
         """`$fail/<id>` for a request, `$error` for everything else."""
         if message.op == Op.TOPIC:
             self.default = ""
-            self.scanner.set_topic(b"")
+            self.scanner.set_context(b"")
         correlation = message.correlation_id if message.op == Op.REQUEST else ""
         self.send(
             Message(

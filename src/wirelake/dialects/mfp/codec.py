@@ -74,10 +74,10 @@ class MfpScanner(Scanner):
         Scanner.__init__(self, dialect, limits)
         self.topic = Octets(MAX_OPTION)
 
-    def set_topic(self, topic: bytes) -> None:
+    def set_context(self, context: bytes) -> None:
         """Replace the connection's topic, as a broker does that refused the one just set."""
         self.topic.size = 0
-        self.topic.put_bytes(topic)
+        self.topic.put_bytes(context)
 
     @cython.cfunc
     @cython.exceptval(-1, check=False)

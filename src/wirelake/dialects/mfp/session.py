@@ -78,6 +78,6 @@ class MfpSession(Session):
     def refuse(self, message: Message, error: RefusedError) -> None:
         """FAIL, unless it is a message that wants no answer."""
         if message.op == Op.TOPIC:
-            self.scanner.set_topic(b"")
+            self.scanner.set_context(b"")
         if not self.closed and (message.op != Op.PUBLISH or message.flags & Flag.ACK):
             self.send(Message(op=Op.ERROR, id=message.id))

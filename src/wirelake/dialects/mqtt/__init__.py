@@ -23,6 +23,7 @@ DIALECTS = tuple(
         speech=f"{_HERE}.speech:MqttSpeech",
         abilities=_SHARED | (_NEW if version == "5" else frozenset()),
         introduces_itself=True,
+        has_topic_frames=version == "5",  # aliases
         colour=_COLOURS[version],
     )
     for version in ("3.1.1", "5")

@@ -506,6 +506,32 @@ class MqttScanner(Scanner):
         table.side.put_bytes(topic)
         return 0
 
+    def context_before(self, table: FrameTable, row: int, context: bytes) -> bytes:
+        """Return the aliases that stood before a row: alias, length and topic of each."""
+        k: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        p: cython.p_const_uchar = table.payload_p
+        aliases = _aliases(context)
+        for k in range(row):
+            # An address outside of the frame was found by its alias.
+            if not table.flags[k] & _ALIASED or table.address_at[k] < 0:
+                continue
+            at = table.headers_at[k]
+            end = at + table.headers_len[k]
+            while at < end:
+                if p[at] == _ALIAS:
+                    aliases[(p[at + 1] << 8) | p[at + 2]] = table.address(k)
+                at = self._property(p, at, end, _PUBLISH)
+        return b"".join(
+            alias.to_bytes(2, "big") + len(topic).to_bytes(2, "big") + topic
+            for alias, topic in aliases.items()
+        )
+
+    def set_context(self, context: bytes) -> None:
+        """Let these aliases stand, as `context_before` returned them."""
+        self.aliases = _aliases(context)
+
     # Packets that are rare beside PUBLISH
 
     @cython.cfunc
@@ -864,6 +890,15 @@ class MqttScanner(Scanner):
                 at = following
             table.headers_at[row] = begin
             table.headers_len[row] = begin - table.side_at()
+
+
+def _aliases(context: bytes) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    while context:
+        end = 4 + int.from_bytes(context[2:4], "big")
+        found[int.from_bytes(context[:2], "big")] = context[4:end]
+        context = context[end:]
+    return found
 
 
 def detect(head: bytes) -> str | None:
