@@ -35,6 +35,20 @@ def test_all_commands_are_found() -> None:
     assert {("serve",), ("queue", "put"), ("lake", "sql")} <= COMMANDS.keys()
 
 
+def test_no_command_at_all_starts_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
+    """As `uvx wirelake` does; not run here, since its ports may be somebody's."""
+    group = get_command(app)
+    context = group.make_context("wirelake", [])
+    assert group.resolve_command(context, [*context._protected_args, *context.args])[0] == "serve"
+    assert capsys.readouterr().err.startswith("starting a broker (`wirelake serve`)")
+
+
+def test_help_says_which_arguments_may_be_left_out() -> None:
+    done = subprocess.run([WIRELAKE, "pub", "--help"], capture_output=True, text=True, check=True)
+    assert "wirelake pub [OPTIONS] [URL] {ADDRESS} [PAYLOAD]" in done.stdout
+    assert done.stdout.count("[required]") == 1
+
+
 CLIENTS = ["pub", "sub", "request", "queue", "kv", "stream", "token", "chat", "demo", "bench", "up"]
 
 

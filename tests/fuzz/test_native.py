@@ -36,7 +36,6 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.soak  # it compiles every kernel under the sanitizers
 def test_no_memory_error_in_seeds_and_mutations(tools: build.Toolchain, tmp_path: Path) -> None:
     environment = build.environment(tools, build.build_kernels(tools))
     last = tmp_path / "input"

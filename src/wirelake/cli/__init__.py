@@ -79,11 +79,17 @@ class All(Group):
         super().__init__(**attributes)
         self.commands = Commands()  # type: ignore[assignment]  # nothing is added to it
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; none at all start a broker, so that `uvx wirelake` does."""
+        if not args and not ctx.resilient_parsing:
+            typer.echo("starting a broker (`wirelake serve`); all commands: wirelake -h", err=True)
+            args = ["serve"]
+        return super().parse_args(ctx, args)
+
 
 app = typer.Typer(
     cls=All,
     help="Wirelake: messages on the wire, tables in the lake.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -40,7 +40,7 @@ def demo(
     urls: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL]...",
+            metavar="URL",
             help="Listeners (auto://host:7700) or dialects (kobold-3://host). "
             "[default: all listeners of a broker on this machine]",
         ),

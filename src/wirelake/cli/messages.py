@@ -167,7 +167,7 @@ def reply(
     address: Address,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="Gets a request on stdin; its output is sent."),
+        typer.Argument(metavar="COMMAND", help="Gets a request on stdin; its output is sent."),
     ] = None,
     text: Annotated[
         str | None, typer.Option(help="Answer every request with this; - is stdin.")

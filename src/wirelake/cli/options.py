@@ -56,7 +56,7 @@ def _token(ctx: typer.Context, given: str) -> str:
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="[URL]",
+        metavar="URL",
         callback=_wire,
         help="Where the broker is, and in which dialect: kobold-3://host:7702. Its HTTP's URL will"
         " do. Without it: WIRELAKE_URL, or the context in use, or a broker on this machine.",
@@ -65,7 +65,7 @@ Url = Annotated[
 HttpUrl = Annotated[
     str,
     typer.Argument(
-        metavar="[URL]",
+        metavar="URL",
         callback=_http,
         help="The broker's HTTP, http://host:7780; any of its listeners will do. Without it:"
         " WIRELAKE_URL, or the context in use, or a broker on this machine.",
@@ -73,7 +73,7 @@ HttpUrl = Annotated[
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS")]
 Payload = Annotated[
-    str | None, typer.Argument(metavar="[PAYLOAD]", help="- is stdin, and so is none at all.")
+    str | None, typer.Argument(metavar="PAYLOAD", help="Read from stdin if it is `-` or left out.")
 ]
 File = Annotated[Path | None, typer.Option(help="Take the payload from a file; - is stdin.")]
 ClientId = Annotated[str, typer.Option(help="The id of this client.")]

@@ -28,7 +28,11 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_types(super().get_params(ctx))
+        params = _without_types(super().get_params(ctx))
+        for one in params:
+            if one.name == URL and one.param_type_name == "argument":
+                one.required = False  # in the help; `parse_args` always has one
+        return params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; a URL that is not there is an empty one."""

@@ -127,7 +127,7 @@ def events(
     url: HttpUrl,
     filters: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILTER]...", help="Messages of these addresses instead."),
+        typer.Argument(metavar="FILTER", help="Messages of these addresses instead."),
     ] = None,
     last: Annotated[
         int, typer.Option(min=0, max=100, help="Begin with this many events of the past.")
