@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.main import get_command
+from typer.main import get_command, get_group
 
 from wirelake.cli import app
 
@@ -37,7 +37,7 @@ def test_all_commands_are_found() -> None:
 
 def test_no_command_at_all_starts_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
     """As `uvx wirelake` does; not run here, since its ports may be somebody's."""
-    group = get_command(app)
+    group = get_group(app)
     context = group.make_context("wirelake", [])
     assert group.resolve_command(context, [*context._protected_args, *context.args])[0] == "serve"
     assert capsys.readouterr().err.startswith("starting a broker (`wirelake serve`)")
