@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
 from wirelake.broker.queue import size_of
+from wirelake.broker.route import message_sizes, plain_messages
 from wirelake.dialects import DIALECTS
 from wirelake.journal.engine import Engine, QueueSettings
 from wirelake.message import Flag, Message, Op, Parameters
+from wirelake.wire import FrameTable
 from wirelake.wire.parameters import headers_of
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
@@ -387,3 +391,31 @@ def test_a_message_whose_parameter_is_no_value_is_refused_whole(desk: Desk) -> N
     assert answer.payload == b"count is a number, not many"
     assert client.session.client_id == ""
     assert not client.session.filters
+
+
+def test_rows_take_what_their_fields_and_headers_take() -> None:
+    messages = [
+        Message("q", b"x" * 10),
+        Message("q", b"", id="17", correlation_id="abc"),
+        Message("q", b"payload", headers={"a": "1", "long name": "value"}),
+    ]
+    table = FrameTable()
+    table.fill(messages)
+    table.read_headers()
+    rows = array("i", [2, 0, 1])
+    sizes = message_sizes(table, rows, 100, 50, 99)
+    assert list(sizes) == [
+        100 + 7 + len("q99") + 2 * (50 + 8) + len("a1long namevalue"),
+        100 + 10 + len("q100"),
+        100 + 2 + 3,
+    ]
+    with pytest.raises(IndexError):
+        message_sizes(table, array("i", [3]), 0, 0, 0)
+    assert plain_messages(table, rows, False)
+    table.fill([*messages, Message("q", ttl=5), Message("q", headers={"delay": "9"})])
+    table.read_headers()
+    assert not plain_messages(table, array("i", [0, 3]), False)
+    assert plain_messages(table, array("i", [0, 3]), True)
+    assert not plain_messages(table, array("i", [4]), True)
+    with pytest.raises(IndexError):
+        plain_messages(table, array("i", [5]), False)

@@ -9,6 +9,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from wirelake.broker.ready import Ready, runs
 
 
+def tens(begin: int, end: int) -> list[int]:
+    """Messages of ten bytes."""
+    return [10] * (end - begin)
+
+
+def ones(begin: int, end: int) -> list[int]:
+    """Messages of one byte."""
+    return [1] * (end - begin)
+
+
 def test_adjacent_sequences_make_a_run() -> None:
     assert list(runs([1, 2, 3, 7, 9, 10])) == [(1, 4), (7, 8), (9, 11)]
     assert list(runs([])) == []
@@ -17,9 +27,9 @@ def test_adjacent_sequences_make_a_run() -> None:
 def test_a_run_is_taken_until_its_bytes_are_full_and_never_nothing() -> None:
     ready = Ready()
     ready.add_run(0, 10)
-    assert ready.pop_run(10, 25, lambda _: 10) == (range(3), -5)
-    assert ready.pop_run(10, 0, lambda _: 10) == (range(3, 4), -10)
-    assert ready.pop_run(2, 1000, lambda _: 10) == (range(4, 6), 980)
+    assert ready.pop_run(10, 25, tens) == (range(3), -5)
+    assert ready.pop_run(10, 0, tens) == (range(3, 4), -10)
+    assert ready.pop_run(2, 1000, tens) == (range(4, 6), 980)
     assert len(ready) == 4
 
 
@@ -69,7 +79,7 @@ class ReadyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.plain and not self.alone)
     @rule(most=st.integers(1, 4))
     def pop_run(self, most: int) -> None:
-        taken, _ = self.ready.pop_run(most, 1 << 30, lambda _: 1)
+        taken, _ = self.ready.pop_run(most, 1 << 30, ones)
         assert list(taken) == self.plain[: len(taken)]
         assert len(taken) >= 1
         self.forget(set(taken))

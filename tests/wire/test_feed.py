@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from tests.wire.reading import cut, read, single_bytes, write
 from tests.wire.strategies import cuts, messages
 from wirelake.dialects import DIALECTS
-from wirelake.dialects.codec import Feed
+from wirelake.dialects.codec import Feed, scanner
 from wirelake.errors import ProtocolError
 from wirelake.message import Message, Op
+from wirelake.wire import FrameTable
 
 every_dialect = pytest.mark.parametrize("dialect", DIALECTS)
 
@@ -72,3 +73,25 @@ def test_too_little_to_tell_is_an_error_at_the_end() -> None:
     with pytest.raises(ProtocolError, match="too short to tell"):
         list(feed.finish())
     assert list(Feed().finish()) == []
+
+
+@pytest.mark.parametrize(("together", "rows"), [(False, 4), (True, 64)])
+@pytest.mark.parametrize("op", [Op.ENQUEUE, Op.ACK])
+def test_rows_that_are_done_together_are_read_in_larger_steps(
+    op: Op, together: bool, rows: int
+) -> None:
+    data = write([Message("q", b"", id="1", op=op)] * 100, "kobold-3")
+    scan = scanner("kobold-3")
+    scan.most_others, scan.together = 4, together
+    table = FrameTable()
+    scan.scan(data, table)
+    assert (table.count, scan.again) == (rows, True)
+
+
+def test_other_rows_are_read_in_small_steps_all_the_same() -> None:
+    data = write([Message("q", op=Op.PING)] * 100, "kobold-3")
+    scan = scanner("kobold-3")
+    scan.most_others, scan.together = 4, True
+    table = FrameTable()
+    scan.scan(data, table)
+    assert table.count == 4

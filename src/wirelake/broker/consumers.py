@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wirelake.broker.deadlines import Deadlines
@@ -70,6 +70,22 @@ class Leases:
             if identity is not None:
                 consumer.held.pop(identity, None)
                 yield consumer
+
+    def end_some(self, lease: Lease, sequences: Sequence[int]) -> list[Consumer]:
+        """Take messages of one lease from all its holders; return those that have room for more."""
+        for sequence in sequences:
+            del self._by_sequence[sequence]
+            del lease.sequences[sequence]
+        if not lease.sequences:
+            self.deadlines.discard(lease)
+        freed = []
+        for consumer, ids in lease.holders.items():
+            before = len(ids)
+            for sequence in sequences:
+                consumer.held.pop(ids.pop(sequence, ""), None)
+            if len(ids) < before:
+                freed.append(consumer)
+        return freed
 
     def let_go(self, consumer: Consumer, sequence: int) -> bool:
         """Take a message from one holder; return whether it was the last, and the lease ended."""

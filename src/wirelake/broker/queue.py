@@ -26,6 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import repeat
 
 from msgspec.structs import replace
 
@@ -39,7 +40,7 @@ from wirelake.broker.flow import Flow
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.ready import Ready, runs
 from wirelake.broker.recent_ids import RecentIds
-from wirelake.broker.route import plain_headers
+from wirelake.broker.route import message_sizes, plain_messages
 from wirelake.broker.vitals import Vitals
 from wirelake.dialects import HOPS
 from wirelake.errors import RefusedError
@@ -188,15 +189,19 @@ class Queue:
         self._capture.check_disk(self.settings.name)
         hops = table.dialect in HOPS
         table.read_headers()
-        run: list[int] = []
-        for row in rows:
-            plain = table.priority[row] == 0 and (hops or table.ttl[row] == 0)
-            if plain and plain_headers(table, row):
+        chosen = rows if isinstance(rows, array) else array("i", rows)
+        if plain_messages(table, chosen, hops):
+            yield from self._put_rows(session, table, chosen, now)
+            self.dispatch(now)
+            return
+        run = array("i")
+        for row in chosen:
+            if plain_messages(table, array("i", [row]), hops):
                 run.append(row)
                 continue
             if run:
                 yield from self._put_rows(session, table, run, now)
-                run = []
+                run = array("i")
             try:
                 self.take(session, table.message(row), now)
             except RefusedError as refusal:
@@ -206,29 +211,27 @@ class Queue:
         self.dispatch(now)
 
     def _put_rows(
-        self, session: Endpoint, table: FrameTable, rows: list[int], now: float
+        self, session: Endpoint, table: FrameTable, rows: array[int], now: float
     ) -> Iterator[tuple[int, RefusedError]]:
         """Add rows without priority, delay and ttl; yield those that are refused, and why."""
         window = self.settings.dedup_window
-        ids = table.ids(array("i", rows)) if window else [""] * len(rows)
-        owner = f"{session.owner}\0{session.client_id or session.number}\0"
+        ids = table.ids(rows) if window else []
+        overhead = MESSAGE_OVERHEAD + len(session.client_id)
+        sizes = message_sizes(table, rows, overhead, HEADER_OVERHEAD, self._next)
         if window:
             self._recent.forget(now)
-        chosen = array("i")
-        sizes = array("q")
-        more = 0
-        overhead = MESSAGE_OVERHEAD + len(session.client_id)
-        for row, identity in zip(rows, ids, strict=True):
+        more = sum(sizes)
+        if not any(ids) and self._has_room(len(rows), more):
+            self._add_rows(session, table, rows, sizes, more, now)
+            return
+        owner = f"{session.owner}\0{session.client_id or session.number}\0"
+        chosen, taken, more = array("i"), array("q"), 0
+        for row, size, identity in zip(rows, sizes, ids or repeat(""), strict=False):
             if identity:
                 identity = owner + identity
                 if self._recent.has(identity, now):
                     self._vitals.count_dropped("duplicate")
                     continue
-            size = overhead + table.payload_len[row]
-            size += table.id_len[row] or len(f"q{self._next + len(chosen)}")
-            size += table.correlation_len[row] + table.target_len[row]
-            if table.headers_len[row]:
-                size += table.headers_len[row] + HEADER_OVERHEAD * len(table.headers(row))
             try:
                 self._check_room(size, len(chosen), more)
             except RefusedError as refusal:
@@ -238,9 +241,9 @@ class Queue:
                 self._remember(identity, now, keep=bool(session.client_id))
             more += size
             chosen.append(row)
-            sizes.append(size)
+            taken.append(size)
         if chosen:
-            self._add_rows(session, table, chosen, sizes, more, now)
+            self._add_rows(session, table, chosen, taken, more, now)
 
     def _add_rows(
         self,
@@ -337,6 +340,13 @@ class Queue:
         if keep:
             self._engine.remember_id(self.settings.name, identity, until + self._vitals.epoch)
 
+    def _has_room(self, messages: int, size: int) -> bool:
+        """Return whether messages of this size together fit."""
+        most, most_bytes = self.settings.max_messages, self.settings.max_bytes
+        if most and len(self) + messages > most:
+            return False
+        return not most_bytes or self.bytes + size <= most_bytes
+
     def _check_room(self, size: int, messages: int = 0, more: int = 0) -> None:
         """Raise RefusedError where a message does not fit beside so many, of so many bytes."""
         name, most = self.settings.name, self.settings.max_messages
@@ -407,18 +417,17 @@ class Queue:
         done: list[int] = []
         by_lease: dict[Lease, list[int]] = {}
         for identity in ids:
-            sequence = held.get(identity)
+            sequence = held.pop(identity, None)
             if sequence is None:
                 refused.append(_not_held(identity))
                 continue
             refused.append(None)
             by_lease.setdefault(self._leases[sequence], []).append(sequence)
             done.append(sequence)
-            del held[identity]
         for lease, sequences in by_lease.items():
             self._tell(Op.ACK, lease, sequences, session, now)
-            for sequence in sequences:
-                self._release(sequence)
+            for holder in self._leases.end_some(lease, sequences):
+                self._note_room(holder)
         self._done(done)
         self.dispatch(now)
         return refused
@@ -555,7 +564,7 @@ class Queue:
     def _next_ready(self, most: int, room: int, now: float) -> list[int]:
         """Take up to `most` messages that may be delivered, and about `room` bytes of them."""
         taken: list[int] = []
-        ready, size_of_message = self._ready, self._messages.size
+        ready, messages = self._ready, self._messages
         while len(taken) < most and (room > 0 or not taken):
             if self._drop_first(now):
                 continue
@@ -563,9 +572,9 @@ class Queue:
                 break
             if self._ends or ready.has_single:
                 taken.append(ready.pop())
-                room -= size_of_message(taken[-1])
+                room -= messages.size(taken[-1])
             else:
-                run, room = ready.pop_run(most - len(taken), room, size_of_message)
+                run, room = ready.pop_run(most - len(taken), room, messages.sizes)
                 taken.extend(run)
         return taken
 
@@ -672,7 +681,7 @@ class Queue:
         """
         session, table = consumer.session, chunk.table
         assert table is not None
-        if any(map(self._messages.attempts, run)):
+        if any(self._messages.was_delivered(begin, end) for begin, end in runs(run)):
             return False
         rows = rows_of(chunk, run)
         ids = dict(zip(run, table.ids(rows), strict=True))
@@ -773,9 +782,9 @@ class Queue:
     def _done(self, sequences: Sequence[int]) -> None:
         """Forget messages."""
         for begin, end in runs(sequences):
-            for sequence in range(begin, end):
-                self.bytes -= self._messages.size(sequence)
-                if self._ends:
+            self.bytes -= sum(self._messages.sizes(begin, end))
+            if self._ends:
+                for sequence in range(begin, end):
                     self._ends.pop(sequence, None)
             self._engine.drop(self.settings.name, begin, end - begin)
 

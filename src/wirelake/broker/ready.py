@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Ready:
@@ -76,17 +76,20 @@ class Ready:
         self._shorten(run, run[0] + 1)
         return run[0] - 1
 
-    def pop_run(self, most: int, room: int, size_of: Callable[[int], int]) -> tuple[range, int]:
+    def pop_run(
+        self, most: int, room: int, sizes: Callable[[int, int], Iterable[int]]
+    ) -> tuple[range, int]:
         """Take up to `most` messages of the first run, at least one, until `room` bytes are full.
 
-        Return their sequences, and the room that is left. Only where no message stands alone: one
-        could come before the end of the run.
+        Return their sequences, and the room that is left. `sizes` gives the bytes of messages
+        [begin, end). Only where no message stands alone: one could come before the end of the run.
         """
         run = self._runs[0]
         begin = end = run[0]
-        stop = min(run[1], begin + most)
-        while end < stop and (room > 0 or end == begin):
-            room -= size_of(end)
+        for size in sizes(begin, min(run[1], begin + most)):
+            if room <= 0 and end > begin:
+                break
+            room -= size
             end += 1
         self._shorten(run, end)
         return range(begin, end), room

@@ -124,6 +124,63 @@ def plain_headers(table: FrameTable, row: cython.Py_ssize_t) -> cython.bint:
     return True
 
 
+def plain_messages(
+    table: FrameTable, rows: cython.const[cython.int][::1], hops: cython.bint
+) -> cython.bint:
+    """Have all these rows no priority, no ttl in milliseconds, and only plain headers?"""
+    k: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    for k in range(len(rows)):
+        row = rows[k]
+        if not 0 <= row < table.count:
+            raise IndexError(f"row {row} of {table.count}")
+        if table.priority[row] or (table.ttl[row] and not hops) or not plain_headers(table, row):
+            return False
+    return True
+
+
+def message_sizes(
+    table: FrameTable,
+    rows: cython.const[cython.int][::1],
+    overhead: cython.longlong,
+    per_header: cython.longlong,
+    number: cython.longlong,
+) -> array[int]:
+    """Return what each row takes: an overhead, one for each header, and its fields.
+
+    A row without an id gets `q` and a number, counted from `number`. Headers are in the one form.
+    """
+    k: cython.Py_ssize_t
+    row: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    size: cython.longlong
+    digits: cython.longlong
+    made = array("q", bytes(8 * len(rows)))
+    sizes: cython.longlong[::1] = made
+    for k in range(len(rows)):
+        row = rows[k]
+        if not 0 <= row < table.count:
+            raise IndexError(f"row {row} of {table.count}")
+        size = overhead + table.payload_len[row] + table.id_len[row]
+        size += table.correlation_len[row] + table.target_len[row]
+        if table.id_len[row] == 0:
+            size += 2
+            digits = number + k
+            while digits >= 10:
+                digits //= 10
+                size += 1
+        if table.headers_len[row]:
+            size += table.headers_len[row]
+            at = -1 - table.headers_at[row]
+            end = at + table.headers_len[row]
+            while at < end:
+                size += per_header
+                at += 8 + uint32(table.side.data, at) + uint32(table.side.data, at + 4)
+        sizes[k] = size
+    return made
+
+
 @cython.cfunc
 @cython.exceptval(check=False)
 def _is_source(

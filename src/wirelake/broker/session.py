@@ -49,6 +49,8 @@ class Session(Endpoint):
 
     #: What a client that asked is told when its publish is done.
     accepted_by = Op.OK
+    #: `control_rows` puts messages into queues, and acknowledges them, many at once.
+    does_together = False
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         table = node.tables.scanned(dialect)
@@ -56,6 +58,7 @@ class Session(Endpoint):
         self.node = node
         self.scanner = scanner(dialect, node.limits_of_strangers)
         self.scanner.most_others = STEPS  # so that nothing is read behind what fills the outbox
+        self.scanner.together = self.does_together
         self._appetite = APPETITE
         self._seen = 0  # bytes of an unfinished frame that the scanner has seen
         self.encoder = encoder(dialect, client=False)

@@ -54,6 +54,7 @@ class OpSession(Session):
     """A client whose frames name their op."""
 
     has_streams = True
+    does_together = True
 
     def control_rows(self, table: FrameTable, row: int, now: float) -> int:
         """Put messages into a queue, or acknowledge messages of one, that come together."""
@@ -61,7 +62,7 @@ class OpSession(Session):
         if op not in TOGETHER or (end := like_run(table, row)) < row + 2:
             return 0
         rows = array("i", range(row, end))
-        self.node.vitals.work += 2 + len(rows) // 2
+        self.node.vitals.work += 2 + len(rows) // 4
         queues = self.node.queues
         refused: dict[int, RefusedError]
         try:

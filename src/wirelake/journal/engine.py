@@ -503,20 +503,28 @@ class Engine:
     ) -> Iterator[tuple[pa.RecordBatch, dict[int, int]]]:
         """Yield batches that have these places, and which of their rows have which place."""
         left = set(places)
-        for space in (Space.PRIVATE,) if private else (Space.LOG, Space.KEPT):
+        for space in _spaces(private):
             for start, stop in _spans(left):
-                for stored in self.journal.read(partition, start, stop, space=space):
-                    try:
-                        batch = decode(stored.ipc)
-                        offsets = batch.column("offset").to_pylist()
-                    except UNDECODABLE as error:
-                        what = f"batch {stored.base} of partition {partition}"
-                        self.set_aside(what, bytes(stored.ipc), error)
-                        continue
+                for batch in self._decoded(partition, start, stop, space):
+                    offsets = batch.column("offset").to_pylist()
                     rows = {place: k for k, place in enumerate(offsets) if place in left}
                     if rows:
                         left -= rows.keys()
                         yield batch, rows
+
+    def _decoded(
+        self, partition: int, start: int, stop: int, space: Space
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the batches with rows in places [start, stop); what makes no sense is set aside."""
+        for stored in self.journal.read(partition, start, stop, space=space):
+            try:
+                batch = decode(stored.ipc)
+                batch.column("offset")
+            except UNDECODABLE as error:
+                what = f"batch {stored.base} of partition {partition}"
+                self.set_aside(what, bytes(stored.ipc), error)
+            else:
+                yield batch
 
     @property
     def damage(self) -> list[str]:
@@ -794,18 +802,15 @@ class Engine:
         cannot be read are left out.
         """
         known = self._known(queue)
-        wanted: list[Reference] = []
-        size = 0
-        for one in known.state.messages.after(sequence):
-            wanted.append(one)
-            size += one.size
-            if len(wanted) >= most or size >= most_bytes:
-                break
         name = queue.encode()
-        for private in (False, True):
-            by_place = {one.place: one for one in wanted if one.private is private}
-            for batch, rows in self._batches(known.partition, by_place, private=private):
-                yield from _tables(batch, [by_place[place] for place in rows], name)
+        for run in known.state.messages.runs_after(sequence, most, most_bytes):
+            stop = run.place + run.count
+            flags = Flag.TEXT if run.text else NO_FLAGS
+            for space in _spaces(run.private):
+                for batch in self._decoded(known.partition, run.place, stop, space):
+                    for rows, place in _rows_between(batch, run.place, stop):
+                        first = run.sequence + place - run.place
+                        yield from _tables(rows, first, name, flags)
 
     def next_sequence(self, queue: str) -> int:
         """A sequence that, like all above it, was never given out in a queue."""
@@ -1266,39 +1271,65 @@ def _spans(places: Iterable[int]) -> list[tuple[int, int]]:
     return [(start, stop) for start, stop in spans]
 
 
+def _spaces(private: bool) -> tuple[Space, ...]:
+    """Where the rows of messages can be."""
+    return (Space.PRIVATE,) if private else (Space.LOG, Space.KEPT)
+
+
+def _cells(column: pa.Array, code: Any) -> Any:
+    """Return a column of integers without nulls as items of a C type, not copied."""
+    cells = memoryview(column.buffers()[1]).cast("B").cast(code)
+    return cells[column.offset : column.offset + len(column)]
+
+
+def _rows_between(
+    batch: pa.RecordBatch, start: int, stop: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield the rows of a batch in places [start, stop), those in adjacent places together.
+
+    Each comes with its first place.
+    """
+    places = _cells(batch.column("offset"), "q")
+    begin, end = bisect_left(places, start), bisect_left(places, stop)
+    while begin < end:
+        last = end - 1
+        while places[last] - places[begin] != last - begin:
+            last = begin if places[begin + 1] - places[begin] != 1 else (begin + last) // 2
+        yield batch.slice(begin, last + 1 - begin), places[begin]
+        begin = last + 1
+
+
 def _tables(
-    batch: pa.RecordBatch, wanted: list[Reference], address: bytes
+    rows: pa.RecordBatch, sequence: int, address: bytes, flags: int
 ) -> Iterator[tuple[int, FrameTable, array[int]]]:
-    """Yield messages of a batch as tables of adjacent sequences and one dialect."""
-    offsets = batch.column("offset").to_pylist()
-    row_of = {place: k for k, place in enumerate(offsets)}
-    source = FrameTable(batch.num_rows)
-    from_arrow(batch, source)
-    times = pc.cast(batch.column("timestamp"), "int64").to_pylist()
-    dialects = batch.column("dialect").to_pylist()
-    ttls = batch.column("ttl")
-    wanted = sorted(wanted)
+    """Yield messages with adjacent sequences, from this one on, as tables of one dialect each."""
+    source = FrameTable(rows.num_rows)
+    from_arrow(rows, source)
+    times, ttls = _cells(rows.column("timestamp"), "q"), _cells(rows.column("ttl"), "i")
+    dialects = rows.column("dialect")
+    ends = [rows.num_rows]
+    if len(dialects.unique()) > 1:
+        names = dialects.to_pylist()
+        ends = [k for k in range(1, len(names)) if names[k] != names[k - 1]] + ends
     begin = 0
-    for k in range(1, len(wanted) + 1):
-        row = row_of[wanted[k - 1].place]
-        if (
-            k < len(wanted)
-            and wanted[k].sequence == wanted[k - 1].sequence + 1
-            and dialects[row_of[wanted[k].place]] == dialects[row]
-        ):
-            continue
-        some, begin = wanted[begin:k], k
-        rows = array("i", [row_of[one.place] for one in some])
-        table = FrameTable(len(rows))
-        table.derive(source, rows, Op.ENQUEUE, address=address, dialect=dialects[row])
-        for n, one in enumerate(some):
-            table.flags[n] = Flag.TEXT if one.text else NO_FLAGS
-            table.ttl[n] = ttls[rows[n]].as_py()
-        yield some[0].sequence, table, array("q", [times[one] for one in rows])
+    for end in ends:
+        table = FrameTable(end - begin)
+        chosen = array("i", range(begin, end))
+        dialect = dialects[begin].as_py()
+        table.derive(source, chosen, Op.ENQUEUE, address=address, dialect=dialect, flags=flags)
+        if any(ttls[begin:end]):
+            for k in range(begin, end):
+                table.ttl[k - begin] = ttls[k]
+        yield sequence + begin, table, array("q", times[begin:end])
+        begin = end
 
 
 def _alike(flags: Any, count: int, flag: int) -> Iterator[tuple[int, int]]:
     """Yield runs of rows that all have a flag, or have it not."""
+    cells = memoryview(flags)[:count].tobytes()
+    if cells == cells[:4] * count:
+        yield 0, count
+        return
     begin = 0
     for k in range(1, count + 1):
         if k == count or (flags[k] ^ flags[begin]) & flag:

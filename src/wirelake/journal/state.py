@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, repeat
 from typing import NamedTuple
 
 from wirelake.errors import EngineError
@@ -85,7 +87,7 @@ class _Chunk:
                 if column is not None:
                     column.frombytes(bytes(column.itemsize * missing))
         how = _LIVE | (_PRIVATE if put.private else 0) | (_TEXT if put.text else 0)
-        self.live += count - sum(self.how[k] & _LIVE for k in range(first, stop))
+        self.live += self.how.count(0, first, stop)
         self.how[first:stop] = bytes([how]) * count
         self.place[first:stop] = array("q", range(put.place + begin, put.place + end))
         if isinstance(put.size, int):
@@ -150,12 +152,13 @@ class _Chunk:
 
     def drop(self, first: int, stop: int) -> int:
         """Forget messages; return how many there were."""
-        before = self.live
-        for k in range(first, min(stop, len(self.how))):
-            if self.how[k] & _LIVE:
-                self.how[k] = 0
-                self.live -= 1
-        return before - self.live
+        stop = min(stop, len(self.how))
+        if first >= stop:
+            return 0
+        dropped = stop - first - self.how.count(0, first, stop)
+        self.how[first:stop] = bytes(stop - first)
+        self.live -= dropped
+        return dropped
 
     def reference(self, k: int) -> Reference | None:
         """Return the message at an index, None where there is none."""
@@ -195,12 +198,15 @@ class _Chunk:
                 yield begin, k
             k += 1
 
-    def runs(self) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of indexes whose messages are live, alike, and in adjacent places."""
+    def runs(self, k: int = 0) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of indexes whose messages are live, alike, and in adjacent places.
+
+        From index `k` on.
+        """
         how, place, n = self.how, self.place, len(self.how)
-        k = 0
-        if self.live == n and place[-1] - place[0] == n - 1 and how.count(how[0]) == n:
-            yield 0, n  # as most are, in a long queue: one read put them there
+        if k < n and place[-1] - place[k] == n - 1 - k and how.count(how[k], k) == n - k:
+            if how[k]:
+                yield k, n  # as most are, in a long queue: one read put them there
             return
         while k < n:
             kind = how[k]
@@ -212,6 +218,10 @@ class _Chunk:
             while k < n and how[k] == kind and place[k] == place[k - 1] + 1:
                 k += 1
             yield begin, k
+
+
+def _if_live(how: int, size: int) -> int:
+    return size if how & _LIVE else 0
 
 
 class References:
@@ -235,6 +245,27 @@ class References:
         if chunk is None or not chunk.how[sequence - chunk.base] & _LIVE:
             return 0
         return chunk.size[sequence - chunk.base]
+
+    def sizes(self, begin: int, end: int) -> Iterator[int]:
+        """Yield the sizes of messages [begin, end), 0 for those that are not there."""
+        while begin < end:
+            base = begin - begin % CHUNK
+            stop = min(end, base + CHUNK)
+            missing = stop - begin
+            if (chunk := self._chunks.get(base)) is not None:
+                how = chunk.how[begin - base : stop - base]
+                sizes = chunk.size[begin - base : stop - base]
+                yield from sizes if 0 not in how else map(_if_live, how, sizes)
+                missing -= len(how)
+            yield from repeat(0, missing)
+            begin = stop
+
+    def was_delivered(self, begin: int, end: int) -> bool:
+        """Return whether one of the messages [begin, end) was delivered before."""
+        return any(
+            chunk.attempts is not None and any(chunk.attempts[first:stop])
+            for chunk, first, stop in self._touched(begin, end - begin)
+        )
 
     def attempts(self, sequence: int) -> int:
         """Return how often a message was delivered."""
@@ -301,6 +332,36 @@ class References:
             for k in range(max(0, sequence - base), len(chunk.how)):
                 if (found := chunk.reference(k)) is not None:
                     yield found
+            base += CHUNK
+
+    def runs_after(self, sequence: int, most: int, most_bytes: int) -> Iterator[Put]:
+        """Yield messages from a sequence on, up to `most`, and about this many bytes of them.
+
+        Each run has adjacent sequences and places. They end at the first chunk without any. Their
+        `queue` is 0; priorities and times are left out.
+        """
+        base = sequence - sequence % CHUNK
+        while (chunk := self._chunks.get(base)) is not None:
+            for begin, end in chunk.runs(max(0, sequence - base)):
+                end = min(end, begin + most)
+                sizes = chunk.size[begin:end]
+                if sum(sizes) >= most_bytes:
+                    fitting = bisect_left(list(accumulate(sizes)), most_bytes) + 1
+                    end, sizes = begin + fitting, sizes[:fitting]
+                how = chunk.how[begin]
+                yield Put(
+                    0,
+                    base + begin,
+                    end - begin,
+                    chunk.place[begin],
+                    bool(how & _PRIVATE),
+                    sizes,
+                    text=bool(how & _TEXT),
+                )
+                most -= end - begin
+                most_bytes -= sum(sizes)
+                if most <= 0 or most_bytes <= 0:
+                    return
             base += CHUNK
 
     def next_from(self, sequence: int) -> Reference | None:

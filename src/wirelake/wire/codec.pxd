@@ -8,6 +8,7 @@ cdef class Scanner:
     cdef public Py_ssize_t need
     cdef public bint again
     cdef public Py_ssize_t most_others
+    cdef public bint together
     cdef bint ended
     cdef bint midway
     cdef long long max_message

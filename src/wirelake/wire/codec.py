@@ -40,6 +40,8 @@ _LONG = cython.declare(
     cython.longlong,
     (1 << Op.READ) | (1 << Op.WATCH) | (1 << Op.INFO) | (1 << Op.DEQUEUE) | (1 << Op.LIST),
 )
+#: The ops that sessions do for many rows at once, as bits.
+_TOGETHER = cython.declare(cython.longlong, (1 << Op.ENQUEUE) | (1 << Op.ACK))
 
 
 @cython.cclass
@@ -55,6 +57,9 @@ class Scanner:
         # A scan ends behind this many rows that are no publishes, or one whose answer may be long;
         # 0: it does not.
         self.most_others = 0
+        # Rows that put into queues or acknowledge count a sixteenth of another, as their session
+        # does them together.
+        self.together = False
         self.ended = False
         self.midway = False
 
@@ -101,9 +106,9 @@ class Scanner:
                 rows = table.count
                 side = table.side.size
                 if rows and table.op[rows - 1] != _PUBLISH:
-                    others += 1
+                    others += 1 if self.together and (_TOGETHER >> table.op[rows - 1]) & 1 else 16
                     if self.most_others and (
-                        others == self.most_others or (_LONG >> table.op[rows - 1]) & 1
+                        others >= 16 * self.most_others or (_LONG >> table.op[rows - 1]) & 1
                     ):
                         self.again = at < end
                         break
