@@ -52,6 +52,7 @@ class _Reading:
     rows: int = 0
     used: int = 0
     fault: tuple[int, str] | None = None
+    context: bytes = b""  # what frames have set for later ones
 
 
 @dataclass
@@ -117,6 +118,8 @@ class Kernels:
                     used = scan(data[at:], table)
                     reading.rows += table.count
                     if table.count:
+                        context = scanner.context_before(table, table.count, reading.context)
+                        reading.context = context
                         yield table
                     reading.used += used
                     if not scanner.again:
@@ -279,6 +282,20 @@ class Routing:
                     levels = table.address(chance.randrange(start, end)).split(b"/")
                     changed.note(b"/".join([*levels[: chance.randrange(len(levels) + 1)], b"#"]))
             start = max(end, start + 1)
+        self._sizes(table, chance)
+
+    def _sizes(self, table: Any, chance: random.Random) -> None:
+        """What rows take as messages of a queue."""
+        route = self.route
+        table.read_headers()
+        rows = array("i", chance.choices(range(table.count), k=7))
+        for row, size in zip(rows, route.message_sizes(table, rows, 1, 1, 8), strict=True):
+            least = 1 + table.payload_len[row] + (table.id_len[row] or 2) + table.headers_len[row]
+            if size < least:
+                raise Broken(f"row {row} takes {size} bytes, of which {least} are known")
+        plain = all(route.plain_headers(table, row) and not table.priority[row] for row in rows)
+        if route.plain_messages(table, rows, True) != plain:
+            raise Broken(f"rows {rows} are plain, or not: {plain}")
 
     def _run(self, routes: Any, changed: Any, table: Any, start: int, end: int) -> None:
         route, at = self.route, start

@@ -126,6 +126,25 @@ def test_messages_behind_a_split_keep_the_topic_that_was_set_before() -> None:
     assert [row["address"] for row in rows if row["op"] == "publish"] == topics
 
 
+def test_messages_behind_a_split_keep_the_aliases_that_were_set_before() -> None:
+    """mqtt-5: topic a/b as alias 1, c as 2; each used; then 1 stands for another topic."""
+    sets = "300a0003612f620323000131", "30080001630323000231", "30080001640323000132"
+    uses = "300700000323000132", "300700000323000233"
+    data = bytes.fromhex(sets[0] + sets[1] + uses[0] + uses[1] + sets[2] + uses[0])
+    found = check(data, "mqtt-5", 1)
+    assert len(found.spans) == 6
+    addresses = [row["address"] for row in decoded(data, found).to_pylist()]
+    assert addresses == ["a/b", "c", "a/b", "c", "d", "d"]
+
+
+def test_aliases_cannot_be_found_behind_headers_that_were_read() -> None:
+    table, reader = FrameTable(), State("mqtt-5").scanner()
+    reader.scan(bytes.fromhex("300a0003612f620323000131"), table)
+    table.read_headers()
+    with pytest.raises(ValueError, match="headers were read"):
+        reader.context_before(table, 1, b"")
+
+
 @pytest.mark.parametrize("dialect", ["kobold-1", "kobold-2", "kobold-3"])
 @pytest.mark.parametrize("inclusive", [True, False])
 def test_a_kobold_length_means_the_same_in_every_span(dialect: str, inclusive: bool) -> None:

@@ -517,6 +517,8 @@ class MqttScanner(Scanner):
             # An address outside of the frame was found by its alias.
             if not table.flags[k] & _ALIASED or table.address_at[k] < 0:
                 continue
+            if not table.flags[k] & _UNREAD:
+                raise ValueError("headers were read, so aliases cannot be found any more")
             at = table.headers_at[k]
             end = at + table.headers_len[k]
             while at < end:
