@@ -191,7 +191,7 @@ class OurStream(Streaming):
             if match.end() > cut:
                 break
             ids.append(match[1])
-        self._rest = data[max(cut, match.start() if match and match.end() > cut else 0) :]
+        self._rest = data[min(cut, match.start()) if match and match.end() > cut else cut :]
         return len(ids), b"".join(map(self._ack, ids))
 
     def _ack(self, identity: bytes) -> bytes:
@@ -373,7 +373,11 @@ def streams(folder: Path, count: int, rounds: int, tell: Tell) -> dict[str, dict
 def long_queue(folder: Path, count: int, tell: Tell) -> dict[str, float]:
     """Everything about a queue of many messages."""
     figures: dict[str, float] = {}
-    ours = OurStream(Broker(folder / "long"))
+    unlimited = folder / "long.toml"
+    unlimited.write_text('[[queues]]\nname = "jobs"\nmax_messages = 0\nmax_bytes = 0\n')
+    broker = Broker(folder / "long")
+    broker.arguments = ("--config", str(unlimited))
+    ours = OurStream(broker)
     short_count = min(SHORT, count // 4)
     with ours.server.running():
         tell("a short queue")
