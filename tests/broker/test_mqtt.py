@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.broker.desk import Client, Desk
@@ -574,6 +576,77 @@ def test_sessions_and_retained_messages_survive_the_broker(
     sender.tell("a/2", b"twice", 2, ticket=5)  # it had no PUBREC, as far as it knows
     assert answers(sender.take()) == [(Packet.PUBREC, 5, b"")]
     assert publishes(device.take()) == []
+
+
+@both_versions
+def test_a_message_of_qos_2_and_its_identifier_are_in_one_partition(
+    restart: Callable[[], Desk], dialect: str
+) -> None:  # decision 89
+    desk = restart()
+    engine = desk.node.engine
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    topics = [f"a/{k}" for k in range(12)]
+    for ticket, topic in enumerate(topics, 1):
+        sender.tell(topic, b"x", 2, ticket=ticket)
+
+    def identifiers() -> dict[int, list[int]]:
+        """The identifiers that the journal has, by partition."""
+        return {
+            partition: msgspec.json.decode(entry.value or b"[]")
+            for partition, entry in desk.node.engine.entries()
+            if entry.key == "$mqtt/once/sender"
+        }
+
+    wanted: dict[int, list[int]] = {}
+    for ticket, topic in enumerate(topics, 1):
+        wanted.setdefault(engine.home(topic), []).append(ticket)
+    assert len(wanted) > 1
+    assert identifiers() == wanted
+    desk = restart()
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    assert sender.was_known
+    sender.answer(Packet.PUBREL, *range(1, 12))
+    assert answers(sender.take()) == [(Packet.PUBCOMP, ticket, b"") for ticket in range(1, 12)]
+    assert identifiers() == {engine.home("a/11"): [12]}
+    sender.tell("a/11", b"x", 2, ticket=12)
+    assert desk.node.vitals.counters["received"] == 0
+    Device(desk, dialect, "sender")  # a clean session
+    assert identifiers() == {}
+
+
+@both_versions
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_will_survives_a_broker_that_is_killed(
+    tmp_path: Path, dialect: str, lasting: bool
+) -> None:  # decision 88
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    engine = Engine.on_disk(folder)
+    desk = Desk(Node(engine, epoch=1_700_000_000.0))
+    given = {"clean": "1", "keepalive": "0", "will": "1", "will_retain": "1"}
+    given |= LASTING[dialect] if lasting else {}
+    headers = {f"mqtt.{name}": text for name, text in given.items() if text}
+    for name in ("dead", "polite"):
+        client = Client(desk, dialect)
+        client.send(
+            Message(
+                op=Op.HANDSHAKE, source=name, headers=headers, address=f"gone/{name}", payload=b"x"
+            )
+        )
+        assert client.take()[0].op == Op.HELLO
+    client.send(Message(op=Op.TERMINATE))
+    engine.end_turn()
+    shutil.copytree(folder, copy)  # as a kill would leave it
+    engine.close()
+    for _ in range(2):
+        engine = Engine.on_disk(copy)
+        desk = Desk(Node(engine, epoch=1_700_000_000.0))
+        watcher = Device(desk, dialect)
+        watcher.join("gone/#", 1)
+        desk.pass_time(1)
+        retained = publishes(Device(desk, dialect).join("gone/#", 1))
+        assert retained == [("gone/dead", b"x", "1")]
+        assert not [e for _, e in engine.entries() if e.key.startswith("$mqtt/will/")]
+        engine.close()
 
 
 def test_other_dialects_with_parameters_are_told_the_quality_of_service(desk: Desk) -> None:
