@@ -18,6 +18,8 @@ from wirelake.message import Flag, Message, Op, Parameters
 
 VERSIONS = ["mqtt-3.1.1", "mqtt-5"]
 both_versions = pytest.mark.parametrize("dialect", VERSIONS)
+#: What a client says whose session lasts.
+LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "1000"}}
 
 
 @pytest.fixture
@@ -226,6 +228,64 @@ def test_a_message_names_the_subscription_that_it_comes_for(desk: Desk) -> None:
 
 
 @both_versions
+@pytest.mark.parametrize("other", VERSIONS)
+def test_a_session_that_lasts_is_sent_its_own_version(desk: Desk, dialect: str, other: str) -> None:
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    for qos in range(3):
+        device.join(f"{qos}", qos)
+    for qos in range(3):
+        Device(desk, other).tell(f"{qos}", b"x", 2, retain="1")
+    assert [one[1] for one in publishes(device.take())] == [b"x"] * 3
+
+
+@both_versions
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_message_that_several_filters_match_comes_once(
+    desk: Desk, dialect: str, lasting: bool
+) -> None:  # decision 83
+    said = LASTING[dialect] if lasting else {}
+    device, sender = Device(desk, dialect, "dev", **said), Device(desk, dialect)
+    device.join("a/#", 0)
+    device.join("a/b", 2)
+    device.join("+/b", 1)
+    sender.tell("a/b", b"all", 2)
+    sender.tell("a/c", b"one", 2, ticket=2)
+    assert publishes(device.take()) == [("a/b", b"all", "2"), ("a/c", b"one", "0")]
+    device.send(Message(op=Op.UNSUBSCRIBE, address="a/b", ticket=9))
+    sender.tell("a/b", b"two", 2, ticket=3)
+    assert publishes(device.take()) == [("a/b", b"two", "1")]
+    device.session.lost("reset")
+    sender.tell("a/b", b"gone", 1, ticket=4)
+    again = Device(desk, dialect, "dev", **said)
+    assert again.was_known == lasting
+    came = publishes(again.opening)
+    assert [one for one in came if one[1] == b"gone"] == [("a/b", b"gone", "1")] * lasting
+
+
+def test_a_message_that_several_filters_match_tells_all_identifiers(desk: Desk) -> None:
+    device, sender = Device(desk, name="dev"), Device(desk)
+    device.join("a/#", 1, subscription=2)
+    device.join("a/b", 0, subscription=300)
+    device.join("+/+", 2)
+    device.received.clear()
+    sender.tell("a/b", b"x", 2)
+    properties = b"\x05\x0b\x02\x0b\xac\x02"
+    assert bytes(device.received) == b"4\x0e\x00\x03a/b\x00\x01" + properties + b"x"
+
+
+def test_what_a_client_published_itself_comes_by_filters_that_want_it(desk: Desk) -> None:
+    device, sender = Device(desk, name="dev"), Device(desk)
+    device.join("a/#", 2 | 4)  # no local
+    device.join("a/+", 1)
+    for one in (device, sender):
+        one.tell("a/b", b"x", 2)
+    assert publishes(device.take()) == [("a/b", b"x", "1"), ("a/b", b"x", "2")]
+    device.send(Message(op=Op.UNSUBSCRIBE, address="a/+", ticket=9))
+    device.tell("a/b", b"x", 2, ticket=2)
+    assert publishes(device.take()) == []
+
+
+@both_versions
 def test_a_will_is_published_when_the_connection_is_lost(desk: Desk, dialect: str) -> None:
     watcher = Device(desk, dialect)
     watcher.join("gone/+", 1)
@@ -270,9 +330,6 @@ def test_a_will_waits_as_long_as_it_says_and_not_for_a_client_that_comes_back(de
     assert publishes(watcher.take()) == []
     desk.pass_time(2)
     assert publishes(watcher.take()) == [("w", b"x", "0")]
-
-
-LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "1000"}}
 
 
 @both_versions

@@ -17,8 +17,9 @@ The will of a client is kept in the key `$mqtt/will/<id>` while the client is co
 conversation lasts or not: a broker that was killed publishes it when it starts again.
 
 A client subscribes with options. All of its filters with the same options share a *receiver*, which
-is an endpoint for the router like a client of another dialect. A message that filters of several
-receivers match comes once for each of them, as the standard allows. A *share* is the endpoint of
+is an endpoint for the router like a client of another dialect. Where filters of several receivers
+match a message, a *union* gets it in their place: once, with the highest QoS of them, and with the
+identifiers of all these subscriptions. A *share* is the endpoint of
 all that subscribed to `$share/<group>/<filter>`: it deals messages out to them in turn.
 """
 
@@ -29,6 +30,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count as count_from
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -128,6 +130,7 @@ class Receiver(Endpoint):
         self.form = f"{dialect}+{options.qos}{'r' if options.keeps_retain else ''}"
         self.acknowledges = options.qos > 0
         self.client_id = conversation.client_id
+        self.belongs_to = conversation
         home.receivers += 1
         self.number = connection.number if connection is not None else home.receivers
         if connection is not None:
@@ -154,11 +157,21 @@ class Receiver(Endpoint):
         talk = self.conversation
         if self.options.no_local and sender is not None and sender is talk.connection:
             return
-        if self.options.qos == 0 and not self.options.subscription and not talk.most_packet:
-            if talk.connection is not None:
-                talk.connection.write(data, policy, sender)
+        connection = talk.connection
+        is_plain = self.options.qos == 0 and not self.options.subscription and not talk.most_packet
+        if is_plain and connection is None:
+            return
+        # What lasts is encoded as MQTT 5, and its client may speak 3.1.1.
+        if is_plain and connection is not None and connection.dialect == self.dialect:
+            connection.write(data, policy, sender)
         else:
             talk.deliver(data, self.options.subscription, policy, sender)
+
+    def united(self, members: tuple[Endpoint, ...]) -> Endpoint:
+        """Return the union of receivers of this client."""
+        return self.conversation.union(
+            tuple(one.options for one in members if isinstance(one, Receiver))
+        )
 
     def write_retained(self, found: Iterable[Retained]) -> None:
         """Send what is retained, with the mark that says so."""
@@ -202,11 +215,57 @@ class Receiver(Endpoint):
             self.conversation.connection.lost(reason)
 
 
+class Union(Receiver):
+    """The endpoint of messages that filters with several sets of options match."""
+
+    def __init__(self, conversation: Conversation, parts: tuple[Options, ...]) -> None:
+        qos = max(one.qos for one in parts)
+        super().__init__(conversation, Options(qos, False, any(one.keeps_retain for one in parts)))
+        self._parts = parts
+        self._subscriptions = sorted({one.subscription for one in parts if one.subscription})
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send publishes once, with the identifiers of all subscriptions."""
+        talk = self.conversation
+        if sender is not None and sender is talk.connection:
+            parts = tuple(one for one in self._parts if not one.no_local)
+            if len(parts) < len(self._parts):
+                self._write_own(parts, data, policy, sender)
+                return
+        for subscription in self._subscriptions[1:]:
+            data = personal(data, 0, len(data), subscription=subscription)[0]
+        if self._subscriptions:
+            talk.deliver(data, self._subscriptions[0], policy, sender)
+        else:
+            super().write(data, policy, sender)
+
+    def _write_own(
+        self,
+        parts: tuple[Options, ...],
+        data: bytes | memoryview,
+        policy: Policy,
+        sender: Endpoint | None,
+    ) -> None:
+        """Send what the client published itself, as the filters say that want it."""
+        if parts:
+            one = self.conversation.union(parts)
+            variant = one.form.partition("+")[2]
+            one.write(
+                self.conversation.home.translated(data, self.dialect, variant), policy, sender
+            )
+
+
 class Share(Receiver):
     """The endpoint of a group that shares what is published to a filter."""
 
     def __init__(self, conversation: Conversation, filter: str) -> None:
         super().__init__(conversation, Options(2))
+        self.belongs_to = None
         self.dialect = FIVE
         self.form = f"{FIVE}+2"
         self.filter = filter
@@ -260,6 +319,8 @@ class Conversation:
         self.ends = 0.0  # when, in the broker's time; 0: not yet
         self.filters: dict[str, tuple[Options, Receiver]] = {}
         self.receivers: dict[Options, Receiver] = {}
+        # As long as somebody routes to them; few clients have any.
+        self._unions: WeakValueDictionary[tuple[Options, ...], Union] | None = None
         #: QoS 2, and not released: the partition of the message, by identifier.
         self.received: dict[int, int] = {}
         self._once = 0  # the last revision of the keys that tell of these
@@ -318,6 +379,22 @@ class Conversation:
             receiver.rights = self.connection.rights
         return receiver
 
+    def union(self, parts: tuple[Options, ...]) -> Receiver:
+        """Return the receiver of messages that filters with these options match."""
+        if len(parts) == 1:
+            return self.receivers[parts[0]]
+        if self._unions is None:
+            self._unions = WeakValueDictionary()
+        parts = tuple(sorted(parts))
+        found = self._unions.get(parts)
+        if found is None:
+            found = self._unions[parts] = Union(self, parts)
+        return found
+
+    def _every_receiver(self) -> list[Receiver]:
+        unions = self._unions.values() if self._unions is not None else ()
+        return [*self.receivers.values(), *unions]
+
     def _join(self, filter: str, receiver: Receiver, now: float) -> None:
         group, wanted = parse_share(filter)
         topics = self.home.node.topics
@@ -364,7 +441,7 @@ class Conversation:
             self.home.publish_will(self, now)
         self.drop_will()
         self.ends = 0.0
-        for receiver in self.receivers.values():
+        for receiver in self._every_receiver():
             receiver.link = connection.link
             receiver.rights = connection.rights
             receiver.number = connection.number
@@ -399,7 +476,7 @@ class Conversation:
         if not self.lasts:
             self.end(now)
             return
-        for receiver in self.receivers.values():
+        for receiver in self._every_receiver():
             receiver.link = OFFLINE
             for name in list(receiver.consumes):
                 self.home.node.topics.unsubscribe(receiver, name, now)
@@ -416,7 +493,7 @@ class Conversation:
         for filter, (_, receiver) in list(self.filters.items()):
             if filter.startswith(SHARE) or receiver.consumes:
                 self._leave(filter, receiver, now)
-        for receiver in self.receivers.values():
+        for receiver in self._every_receiver():
             receiver.closed = True
             self.home.node.topics.left(receiver)
         self.home.forget(self)
