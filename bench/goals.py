@@ -48,7 +48,7 @@ class Goal:
         return figure <= self.value if self.at_most else figure >= self.value
 
 
-NATS = "nats-server"
+NATS, MOSQUITTO = "nats-server", "mosquitto"
 
 GOALS = (
     Goal("pubsub", "1 → 1, * → *", 0.5, NATS,
@@ -70,6 +70,13 @@ GOALS = (
          text="bytes that the log writes to its files, beside plain sequential writes"),
     Goal("durable", "paced publisher, share of its pace", 0.7, WITHOUT_CAPTURE,
          text="below the disk's rate, capture costs a publisher at most 30 %"),
+    Goal("mqtt", "QoS 0, *", 5, MOSQUITTO, text="one publisher, one subscriber, QoS 0"),
+    Goal("mqtt", "QoS [12], *, no capture", 2, MOSQUITTO,
+         text="QoS 1 and 2 from 64 publishers with a window of 20, nothing kept"),
+    Goal("mqtt", "QoS [12], *", 1, MOSQUITTO,
+         text="the same, answered when it is on the disk; Mosquitto keeps nothing"),
+    Goal("mqtt", "connections, memory", 20, at_most=True,
+         text="KiB resident for each connection of MQTT that says nothing"),
     Goal("backlog", "stream, *", 1, "JetStream",
          text="queue messages of 1 KiB, pipelined; JetStream answers before they are on the disk"),
     Goal("backlog", "long queue, bytes a message", 120, at_most=True,

@@ -28,8 +28,7 @@ from rich.table import Table
 from bench.results import write_json
 from bench.wire import machine
 from tests.durability.ledger import Ledger, Verdict
-from tests.durability.load import SETTINGS, besiege, check
-from tests.durability.served import Served
+from tests.durability.load import besiege, check, served
 
 
 async def run(data: Path, kills: int, seed: int, progress: Progress) -> dict[str, Any]:
@@ -42,7 +41,7 @@ async def run(data: Path, kills: int, seed: int, progress: Progress) -> dict[str
         progress.update(task, completed=count, answered=answered)
 
     began = time.monotonic()
-    async with Served(data, SETTINGS) as broker:
+    async with served(data) as broker:
         starts = await besiege(broker, ledger, kills, seed, killed)
         await check(broker, ledger)
         complaints = broker.all_complaints

@@ -194,17 +194,22 @@ class Mosquitto(Peer):
     def publisher(self, load: Load) -> tuple[socket.socket, bytes]:
         """A connection that publishes, and the block it is to send."""
         frames = [
-            b"\x30" + _mqtt(_mqtt_text(address) + load.payload) for address in load.addresses()
+            b"\x30" + mqtt_packet(mqtt_text(address) + load.payload) for address in load.addresses()
         ]
         return self._connect(self._hello), b"".join(frames)
 
     def subscriber(self, filter: str) -> socket.socket:
         """A connection that has subscribed."""
-        subscribe = b"\x82" + _mqtt(b"\x00\x01" + _mqtt_text(filter) + b"\x00")
+        subscribe = b"\x82" + mqtt_packet(b"\x00\x01" + mqtt_text(filter) + b"\x00")
         return self._connect(self._hello, (subscribe, b"\x90\x03\x00\x01\x00"))
 
 
-def _mqtt(rest: bytes) -> bytes:
+def mqtt_connect(client_id: str) -> bytes:
+    """A CONNECT of MQTT 3.1.1, of a session that ends with its connection."""
+    return b"\x10" + mqtt_packet(b"\x00\x04MQTT\x04\x02\x00\x00" + mqtt_text(client_id))
+
+
+def mqtt_packet(rest: bytes) -> bytes:
     """A packet behind its type: how long it is, seven bits an octet, and the rest."""
     length, left = bytearray(), len(rest)
     while left > 127:
@@ -214,7 +219,8 @@ def _mqtt(rest: bytes) -> bytes:
     return bytes(length) + rest
 
 
-def _mqtt_text(text: str) -> bytes:
+def mqtt_text(text: str) -> bytes:
+    """A text behind its length."""
     return len(text).to_bytes(2, "big") + text.encode()
 
 

@@ -18,7 +18,7 @@ import resource
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -251,7 +251,7 @@ def idle(count: int, seconds: float) -> Result:
         pipes = []
         for begin in range(0, count, share):
             some = range(begin, min(begin + share, count))
-            pipes.append(crowd.enter_context(beside(_sit_idle, crowded, some)))
+            pipes.append(crowd.enter_context(beside(sit_idle, crowded, some, DIALECTS)))
         for pipe in pipes:
             while not pipe.poll(1):
                 pass
@@ -274,11 +274,11 @@ def idle(count: int, seconds: float) -> Result:
     }
 
 
-def _sit_idle(pipe: Connection, port: int, numbers: range) -> None:
-    """Connections of all dialects, each with a subscription of its own."""
+def sit_idle(pipe: Connection, port: int, numbers: range, dialects: Collection[str]) -> None:
+    """Connections of these dialects, each with a subscription of its own."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    drivers = [driver(port, dialect) for dialect in DIALECTS]
+    drivers = [driver(port, dialect) for dialect in dialects]
     held = [drivers[k % len(drivers)].subscriber(f"idle/{k}") for k in numbers]
     pipe.send(float(len(held)))
     pipe.recv()

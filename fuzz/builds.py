@@ -22,6 +22,8 @@ from typing import Any
 import pyarrow  # noqa: F401  (loaded here, it is shared and not instrumented)
 
 SOURCE = Path(__file__).parent.parent / "src"
+#: Targets that are no dialects of the library, and the files that describe them.
+DESCRIBED = {"meter-1": SOURCE.parent / "tests" / "dialects" / "meter.toml"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Build:
         made = self.codec.scanner(encoder.partition(" ")[0])
         if encoder.startswith("tmq"):  # else a server message might tell the byte order by chance
             made.set_variant("little" if encoder.endswith(" little") else "")
+        elif encoder.startswith("mqtt") and encoder.endswith(" broker"):
+            made.allows_zero = True  # identifiers are given out for each receiver
         return made
 
     def strict(self, data: bytes) -> bytes:
@@ -105,17 +109,17 @@ def _check(key: Any, size: int) -> None:
             raise IndexError(f"[{start}:{stop}] of {size} bytes")
 
 
-def load_plain() -> Build:
-    """The kernels as plain Python, whatever was compiled beside them."""
+def load_plain(*described: Path) -> Build:
+    """The kernels as plain Python, whatever was compiled beside them; with dialects of files."""
     with _source_only():
-        build = _load()
+        build = _load(*described)
     importlib.import_module("wirelake.wire.octets").bytearray = StrictArray  # type: ignore[attr-defined]
     return build
 
 
-def load_compiled() -> Build | None:
-    """The compiled kernels, or None where there are none."""
-    build = _load()
+def load_compiled(*described: Path) -> Build | None:
+    """The compiled kernels, or None where there are none; with dialects of files."""
+    build = _load(*described)
     files = [Path(module.__file__ or "") for name, module in sys.modules.items() if _ours(name)]
     for file in files:
         source = file.with_name(f"{file.name.partition('.')[0]}.py")
@@ -124,7 +128,7 @@ def load_compiled() -> Build | None:
     return build if build.compiled else None
 
 
-def _load() -> Build:
+def _load(*described: Path) -> Build:
     for name in list(filter(_ours, sys.modules)):
         del sys.modules[name]
     names = (
@@ -132,6 +136,8 @@ def _load() -> Build:
         "errors",
     )  # fmt: skip
     modules = [importlib.import_module(f"wirelake.{name}") for name in names]
+    for file in described:
+        modules[0].DIALECTS.describe(file)
     for dialect in modules[0].DIALECTS.values():  # now, while this copy is the one that is found
         for part in ("scanner", "encoder", "detect", "detect_in_family"):
             dialect.load(part)

@@ -22,6 +22,8 @@ from fuzz.builds import Build
 #: Small enough that an input of two kilobytes meets every one of them.
 LIMITS = {"message": 600, "address": 120, "headers": 300, "sequence": 1000}
 ROWS = 7
+#: The longest address that all dialects can say.
+LONGEST = 255
 
 # The most that may wait for its end: a frame at its limits, a sequence; mfp's limit is its own.
 _MOST_WAITING = {"boson-text": 1000 + 400, "mfp-1": 21 + (64 << 10)}
@@ -66,10 +68,15 @@ def check(build: Build, dialect: str, data: bytes) -> Outcome:
     scanned = _Scanned(build, outcome)
     for table, base in scanned.whole(dialect, data):
         _check_places(table)
+        rows = _rows(table, base)
+        if any(len(row["address"].encode()) > LONGEST for row in rows):
+            # A filter of MQTT: its scanner leaves room for a group before it, and others do not.
+            _check_arrow(build, table, rows)
+            outcome.rows += rows
+            continue
         for name, encoder in encoders.items():
             outcome.encoded[name] += bytes(encoder.encode(table))
         _check_places(table)
-        rows = _rows(table, base)
         back = _check_arrow(build, table, rows)
         for name, encoder in logged.items():
             outcome.encoded[f"{name} from Arrow"] += bytes(encoder.encode(back))
@@ -283,6 +290,8 @@ class _Singles:
         used = self.scanners[name].scan(frames, self.table)
         _same(f"the bytes of {frames!r} that {name} reads", used, len(frames))
         found = _rows(self.table, 0)
+        if name.startswith("mqtt") and row["op"] in ("subscribe", "unsubscribe"):
+            found = found[:1]  # the other filters of its packet are written with the first one
         if name == self.dialect:
             _same(f"{name}, read back", [self._kept(copy) for copy in found], [self._kept(row)])
             _same(f"{name}, written again", bytes(self.again.encode(self.table)), frames)

@@ -1,7 +1,8 @@
 """One fuzz target: `python fuzz/target.py TARGET [libFuzzer flags] CORPUS...`.
 
-TARGET is a dialect, or `detect`. An input is a stream as it stands on the wire, so that a finding
-can be given to `wirelake inspect`, and becomes a vector as it is. `fuzz/run.py` runs them all.
+TARGET is a dialect, one that a file describes, or `detect`. An input is a stream as it stands on
+the wire, so that a finding can be given to `wirelake inspect`, and becomes a vector as it is.
+`fuzz/run.py` runs them all.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from fuzz import builds, forge, invariant
 def main() -> None:
     """Fuzz the target that the first argument names."""
     target = sys.argv.pop(1)
+    described = [builds.DESCRIBED[target]] if target in builds.DESCRIBED else []
     with atheris.instrument_imports(include=["wirelake"]):
-        plain = builds.load_plain()
-    compiled = builds.load_compiled()
+        plain = builds.load_plain(*described)
+    compiled = builds.load_compiled(*described)
     if compiled is None:
         print("No compiled kernels here: the plain ones are fuzzed alone.", file=sys.stderr)
     if target == "detect":

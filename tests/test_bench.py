@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from bench.goals import BEST, GOALS, Goal, goal
-from bench.peers import Nats
+from bench import mqtt
+from bench.goals import BEST, GOALS, WITHOUT_CAPTURE, Goal, goal
+from bench.peers import Mosquitto, Nats
 from bench.rabbitmq import ACK, BODY, GET_OK, HEADER, NACK, RabbitMq, frame, method
 from bench.results import OURS, Result, quantity
 from bench.sections import SECTIONS
@@ -92,6 +93,21 @@ def test_pressure_is_measured_in_all_three_ways(tmp_path: Path) -> None:
     assert report["slow"]["full_speed"]["alone_megabytes_a_second"] > 0
     assert report["idle"]["connections"] == 40
     assert report["idle"]["share"] > 0
+
+
+def test_mqtt_is_measured_at_every_quality_of_service(tmp_path: Path) -> None:
+    file = tmp_path / "mqtt.json"
+    size = ["--seconds", "0.1", "--rounds", "1", "--connections", "40"]
+    command = [sys.executable, "-m", "bench.mqtt", *size, "--json", str(file)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(file.read_text(encoding="utf-8"))
+    there = [kind.program for kind in (Mosquitto, Nats) if kind.binary()]
+    for rates in found["rounds"].values():
+        assert rates.keys() == {OURS, WITHOUT_CAPTURE, *there}
+        assert all(rate > 0 for each in rates.values() for rate in each)
+    rows = list(mqtt.results(found))
+    assert {goal("mqtt", row.name).value for row in rows} == {1, 2, 5, 20}  # type: ignore[union-attr]  # all have one
 
 
 @pytest.mark.soak

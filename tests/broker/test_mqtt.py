@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.broker.desk import Client, Desk
@@ -16,6 +18,8 @@ from wirelake.message import Flag, Message, Op, Parameters
 
 VERSIONS = ["mqtt-3.1.1", "mqtt-5"]
 both_versions = pytest.mark.parametrize("dialect", VERSIONS)
+#: What a client says whose session lasts.
+LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "1000"}}
 
 
 @pytest.fixture
@@ -224,6 +228,64 @@ def test_a_message_names_the_subscription_that_it_comes_for(desk: Desk) -> None:
 
 
 @both_versions
+@pytest.mark.parametrize("other", VERSIONS)
+def test_a_session_that_lasts_is_sent_its_own_version(desk: Desk, dialect: str, other: str) -> None:
+    device = Device(desk, dialect, "dev", **LASTING[dialect])
+    for qos in range(3):
+        device.join(f"{qos}", qos)
+    for qos in range(3):
+        Device(desk, other).tell(f"{qos}", b"x", 2, retain="1")
+    assert [one[1] for one in publishes(device.take())] == [b"x"] * 3
+
+
+@both_versions
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_message_that_several_filters_match_comes_once(
+    desk: Desk, dialect: str, lasting: bool
+) -> None:  # decision 83
+    said = LASTING[dialect] if lasting else {}
+    device, sender = Device(desk, dialect, "dev", **said), Device(desk, dialect)
+    device.join("a/#", 0)
+    device.join("a/b", 2)
+    device.join("+/b", 1)
+    sender.tell("a/b", b"all", 2)
+    sender.tell("a/c", b"one", 2, ticket=2)
+    assert publishes(device.take()) == [("a/b", b"all", "2"), ("a/c", b"one", "0")]
+    device.send(Message(op=Op.UNSUBSCRIBE, address="a/b", ticket=9))
+    sender.tell("a/b", b"two", 2, ticket=3)
+    assert publishes(device.take()) == [("a/b", b"two", "1")]
+    device.session.lost("reset")
+    sender.tell("a/b", b"gone", 1, ticket=4)
+    again = Device(desk, dialect, "dev", **said)
+    assert again.was_known == lasting
+    came = publishes(again.opening)
+    assert [one for one in came if one[1] == b"gone"] == [("a/b", b"gone", "1")] * lasting
+
+
+def test_a_message_that_several_filters_match_tells_all_identifiers(desk: Desk) -> None:
+    device, sender = Device(desk, name="dev"), Device(desk)
+    device.join("a/#", 1, subscription=2)
+    device.join("a/b", 0, subscription=300)
+    device.join("+/+", 2)
+    device.received.clear()
+    sender.tell("a/b", b"x", 2)
+    properties = b"\x05\x0b\x02\x0b\xac\x02"
+    assert bytes(device.received) == b"4\x0e\x00\x03a/b\x00\x01" + properties + b"x"
+
+
+def test_what_a_client_published_itself_comes_by_filters_that_want_it(desk: Desk) -> None:
+    device, sender = Device(desk, name="dev"), Device(desk)
+    device.join("a/#", 2 | 4)  # no local
+    device.join("a/+", 1)
+    for one in (device, sender):
+        one.tell("a/b", b"x", 2)
+    assert publishes(device.take()) == [("a/b", b"x", "1"), ("a/b", b"x", "2")]
+    device.send(Message(op=Op.UNSUBSCRIBE, address="a/+", ticket=9))
+    device.tell("a/b", b"x", 2, ticket=2)
+    assert publishes(device.take()) == []
+
+
+@both_versions
 def test_a_will_is_published_when_the_connection_is_lost(desk: Desk, dialect: str) -> None:
     watcher = Device(desk, dialect)
     watcher.join("gone/+", 1)
@@ -268,9 +330,6 @@ def test_a_will_waits_as_long_as_it_says_and_not_for_a_client_that_comes_back(de
     assert publishes(watcher.take()) == []
     desk.pass_time(2)
     assert publishes(watcher.take()) == [("w", b"x", "0")]
-
-
-LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "1000"}}
 
 
 @both_versions
@@ -574,6 +633,77 @@ def test_sessions_and_retained_messages_survive_the_broker(
     sender.tell("a/2", b"twice", 2, ticket=5)  # it had no PUBREC, as far as it knows
     assert answers(sender.take()) == [(Packet.PUBREC, 5, b"")]
     assert publishes(device.take()) == []
+
+
+@both_versions
+def test_a_message_of_qos_2_and_its_identifier_are_in_one_partition(
+    restart: Callable[[], Desk], dialect: str
+) -> None:  # decision 89
+    desk = restart()
+    engine = desk.node.engine
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    topics = [f"a/{k}" for k in range(12)]
+    for ticket, topic in enumerate(topics, 1):
+        sender.tell(topic, b"x", 2, ticket=ticket)
+
+    def identifiers() -> dict[int, list[int]]:
+        """The identifiers that the journal has, by partition."""
+        return {
+            partition: msgspec.json.decode(entry.value or b"[]")
+            for partition, entry in desk.node.engine.entries()
+            if entry.key == "$mqtt/once/sender"
+        }
+
+    wanted: dict[int, list[int]] = {}
+    for ticket, topic in enumerate(topics, 1):
+        wanted.setdefault(engine.home(topic), []).append(ticket)
+    assert len(wanted) > 1
+    assert identifiers() == wanted
+    desk = restart()
+    sender = Device(desk, dialect, "sender", **LASTING[dialect])
+    assert sender.was_known
+    sender.answer(Packet.PUBREL, *range(1, 12))
+    assert answers(sender.take()) == [(Packet.PUBCOMP, ticket, b"") for ticket in range(1, 12)]
+    assert identifiers() == {engine.home("a/11"): [12]}
+    sender.tell("a/11", b"x", 2, ticket=12)
+    assert desk.node.vitals.counters["received"] == 0
+    Device(desk, dialect, "sender")  # a clean session
+    assert identifiers() == {}
+
+
+@both_versions
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_will_survives_a_broker_that_is_killed(
+    tmp_path: Path, dialect: str, lasting: bool
+) -> None:  # decision 88
+    folder, copy = tmp_path / "data", tmp_path / "copy"
+    engine = Engine.on_disk(folder)
+    desk = Desk(Node(engine, epoch=1_700_000_000.0))
+    given = {"clean": "1", "keepalive": "0", "will": "1", "will_retain": "1"}
+    given |= LASTING[dialect] if lasting else {}
+    headers = {f"mqtt.{name}": text for name, text in given.items() if text}
+    for name in ("dead", "polite"):
+        client = Client(desk, dialect)
+        client.send(
+            Message(
+                op=Op.HANDSHAKE, source=name, headers=headers, address=f"gone/{name}", payload=b"x"
+            )
+        )
+        assert client.take()[0].op == Op.HELLO
+    client.send(Message(op=Op.TERMINATE))
+    engine.end_turn()
+    shutil.copytree(folder, copy)  # as a kill would leave it
+    engine.close()
+    for _ in range(2):
+        engine = Engine.on_disk(copy)
+        desk = Desk(Node(engine, epoch=1_700_000_000.0))
+        watcher = Device(desk, dialect)
+        watcher.join("gone/#", 1)
+        desk.pass_time(1)
+        retained = publishes(Device(desk, dialect).join("gone/#", 1))
+        assert retained == [("gone/dead", b"x", "1")]
+        assert not [e for _, e in engine.entries() if e.key.startswith("$mqtt/will/")]
+        engine.close()
 
 
 def test_other_dialects_with_parameters_are_told_the_quality_of_service(desk: Desk) -> None:

@@ -2,72 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from wirelake.dialects import DIALECTS, Dialect
 from wirelake.dialects.framed.description import dialect_of, parse_description
 
 #: Binary: a length, a magic, a checksum, numbers, ops that are asked for and answered.
-METER = """
-name = "meter-1"
-family = "meter"
-address = "{place}"
-ticket = "seq"
-id = "serial"
-priority = "urgent"
-ttl = "lifetime"
-
-[frame]
-by = "length"
-magic = "0xAA55"
-length = {at = 2, width = 4, counts = "frame"}
-checksum = {kind = "crc-16/modbus", order = "little"}
-
-[payload]
-after = "place"
-
-[ops]
-field = "kind"
-publish = 1
-subscribe = 2
-unsubscribe = 3
-auth = 4
-ping = 5
-pong = 6
-accepted = 7
-refused = 8
-
-[[fields]]
-name = "kind"
-type = "u8"
-at = 6
-[[fields]]
-name = "seq"
-type = "u16"
-at = 7
-[[fields]]
-name = "urgent"
-type = "u8"
-at = 9
-[[fields]]
-name = "lifetime"
-type = "u32"
-at = 10
-[[fields]]
-name = "temperature"
-type = "f32"
-at = 14
-[[fields]]
-name = "offset"
-type = "i16"
-at = 18
-[[fields]]
-name = "serial"
-at = 20
-prefix = 1
-[[fields]]
-name = "place"
-after = "serial"
-prefix = 1
-"""
+METER = Path(__file__).with_name("meter.toml").read_text(encoding="utf-8")
 
 #: A sensor's frame of a fixed head: an address of numbers, and answers that are no frames.
 SENSOR = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.broker.desk import Client, Desk
 from tests.dialects.rooms import Rooms
 from wirelake.dialects import DIALECTS, Dialect
 from wirelake.dialects.codec import detect
+from wirelake.dialects.plugin import session
+from wirelake.dialects.plugin.watchdog import Watchdog
 from wirelake.errors import ProtocolError
 from wirelake.http import inspection
 from wirelake.message import Limits
@@ -208,6 +211,24 @@ def test_a_plugin_that_does_not_consume_is_stopped(size: int) -> None:
         broken.say(b"x" * 100)
         assert not broken.is_open
         assert f"a frame of {size} bytes, and 100 are left" in events(desk)[0]
+
+
+def test_a_plugin_that_does_not_return_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "WATCHDOG", Watchdog(look_every=0.01, patience=0.05))
+
+    def parse(self: Plugin, data: bytes) -> Iterator[tuple[Message | None, int]]:
+        while not caplog.records:  # as one that never returns, if nobody noticed
+            time.sleep(0.01)
+        yield None, len(data)
+
+    with DIALECTS.also(with_broken(parse=parse)):
+        Client(Desk(), "broken-1").say(b"X")
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "broken-1: the plug-in has not returned" in first
+    assert "in parse" in first
+    assert "broken-1: the plug-in returned after" in last
 
 
 def test_limits_hold_below_a_plugin() -> None:

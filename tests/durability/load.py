@@ -12,33 +12,48 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import wirelake
+from tests.dialects.described import METER
+from tests.dialects.described import dialect as described
 from tests.durability.ledger import Ledger, Said
 from tests.durability.served import Served
 from wirelake.client import Client
 from wirelake.client.inbox import Arrivals, Messages
 from wirelake.client.queue import Delivery
+from wirelake.client.speech import can
+from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 
 TOPICS = ("topic/a", "topic/b/1", "topic/b/2")
 QUEUES = ("jobs/a", "jobs/b")
 SHARED = ("shared/1", "shared/2")
 
-#: The settings that the load needs: mfp cannot make a queue.
+#: The settings that the load needs: mfp and MQTT cannot make a queue; a dialect that is described.
 SETTINGS = "".join(f'[[queues]]\nname = "{name}"\n' for name in QUEUES)
+SETTINGS += '[[dialects]]\nfile = "meter.toml"\n'
 
-PUBLISHERS = ("mfp-1", "tmq-1.00", "tmq-1.01", "kobold-1", "kobold-2", "kobold-3", "boson-binary")
-PUTTERS = ("mfp-1", "tmq-1.01", "kobold-3", "boson-binary")
+PUBLISHERS = (
+    "mfp-1", "tmq-1.00", "tmq-1.01", "kobold-1", "kobold-2", "kobold-3", "boson-binary",
+    "mqtt-3.1.1", "mqtt-5", "meter-1",
+)  # fmt: skip
+PUTTERS = ("mfp-1", "tmq-1.01", "kobold-3", "boson-binary", "mqtt-5", "meter-1")
 CONSUMERS = {"jobs/a": ("kobold-2", "tmq-1.00"), "jobs/b": ("kobold-1", "boson-binary")}
 STORES = ("kobold-1", "kobold-2", "kobold-3", "boson-binary")
-SUBSCRIBERS = ("boson-text", "mfp-1", "tmq-1.01", "kobold-2")
+SUBSCRIBERS = ("boson-text", "mfp-1", "tmq-1.01", "kobold-2", "mqtt-3.1.1", "mqtt-5", "meter-1")
 
 #: What a client may be told while the broker is away.
 AWAY = ("closed", "timeout")
+
+
+def served(data: Path, environment: Mapping[str, str] | None = None) -> Served:
+    """A broker with the settings that the load needs."""
+    data.with_name("meter.toml").write_text(METER, encoding="utf-8")
+    return Served(data, SETTINGS, environment)
 
 
 class Load:
@@ -55,9 +70,10 @@ class Load:
     async def running(self) -> AsyncIterator[None]:
         """The load, until the end of the block; a client that fails is an error here."""
         async with AsyncExitStack() as stack:
+            stack.enter_context(DIALECTS.also(described(METER)))
 
             async def client(dialect: str, name: str) -> Client:
-                url = self._broker.url(dialect, name)
+                url = self._broker.url(dialect, name if can(dialect, "client id") else "")
                 options = {"min_delay": 0.02, "max_delay": 0.2}
                 return await stack.enter_async_context(wirelake.connect(url, **options))  # type: ignore[arg-type]  # a TypedDict by its names
 
@@ -75,10 +91,9 @@ class Load:
             for dialect in STORES:
                 work.append(self._change(await client(dialect, f"s-{dialect}"), f"s-{dialect}"))
             for dialect in SUBSCRIBERS:
-                name = f"l-{dialect}" if dialect != "boson-text" else ""
-                messages = (await client(dialect, name)).subscribe("topic/#")
-                name = f"l-{dialect}"
-                work.append(self._listen(await stack.enter_async_context(messages), name))
+                messages = (await client(dialect, f"l-{dialect}")).subscribe("topic/#")
+                listening = await stack.enter_async_context(messages)
+                work.append(self._listen(listening, f"l-{dialect}"))
             async with asyncio.TaskGroup() as self._tasks:
                 tasks = [self._tasks.create_task(each) for each in work]
                 yield
@@ -134,17 +149,22 @@ class Load:
     # Queues
 
     async def _put(self, client: Client, producer: str) -> None:
-        """Put numbers, each again under its id until it is answered; mfp has no ids."""
+        """Put numbers, each again under its id until it is answered.
+
+        Only where the broker can know it again: mfp and MQTT have no ids of messages, and a
+        described dialect has none of clients. These put the next number.
+        """
         serial = number = 0
+        has_ids = can(client.dialect, "message id") and can(client.dialect, "client id")
         answered = True
         while True:
-            if answered or client.dialect == "mfp-1":
+            if answered or not has_ids:
                 number += 1
                 queue = self._chance.choice(QUEUES)
             serial += 1
             said = Said(producer, queue, serial, number)
             self._ledger.puts(said)
-            identity = {} if client.dialect == "mfp-1" else {"id": f"{producer}-{number}"}
+            identity = {"id": f"{producer}-{number}"} if has_ids else {}
             try:
                 await client.queue(queue).put(self._payload(said), ack=True, **identity)  # type: ignore[arg-type]  # only an id
             except RefusedError as error:

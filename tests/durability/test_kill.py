@@ -10,8 +10,7 @@ import pytest
 
 from tests.durability.conftest import Preload
 from tests.durability.ledger import Ledger
-from tests.durability.load import SETTINGS, Load, besiege, check
-from tests.durability.served import Served
+from tests.durability.load import Load, besiege, check, served
 from tests.journal.test_engine_kill import let_through
 
 KILLS = 6
@@ -21,7 +20,7 @@ ALL_KINDS = {"publish", "put", "ack", "nack", "change"}
 @pytest.mark.slow
 async def test_a_broker_that_is_killed_under_mixed_load_keeps_its_word(tmp_path: Path) -> None:
     ledger = Ledger()
-    async with Served(tmp_path / "data", SETTINGS) as broker:
+    async with served(tmp_path / "data") as broker:
         await besiege(broker, ledger, KILLS, seed=4)
         await check(broker, ledger)
         assert broker.all_complaints == []
@@ -46,7 +45,7 @@ async def test_a_broker_whose_power_failed_keeps_its_word(
     }
     chance = random.Random(f"power {reached}")
     ledger = Ledger()
-    async with Served(data, SETTINGS, watching) as broker:
+    async with served(data, watching) as broker:
         data.mkdir()
         shutil.copytree(data, shadow)
         await broker.start()

@@ -105,6 +105,36 @@ async def test_nothing_is_lost_and_qos_2_comes_once_when_the_broker_is_killed(
     assert count == KILLS * EACH
 
 
+@pytest.mark.parametrize("dialect", LASTING)
+@pytest.mark.parametrize("how", ["kill", "stop"])
+async def test_a_will_is_published_however_the_broker_ends(
+    tmp_path: Path, dialect: str, how: str
+) -> None:  # decision 88
+    async with Served(tmp_path / "data") as served:
+        await served.start()
+        watcher, device = Device(dialect, "watcher"), Peer(dialect, "device")
+        await watcher.come(served.port)
+        options = {"mqtt.options": "1"}
+        wish = Message(op=Op.SUBSCRIBE, address="gone/#", ticket=1, headers=options)
+        await watcher.send(wish, read_from=dialect)
+        assert (await watcher.receive()).payload == b"\x01"
+        await device.connect(served.port)
+        headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.will": "1"}
+        connect = Message(
+            op=Op.HANDSHAKE, source="device", headers=headers, address="gone/device", payload=b"x"
+        )
+        await device.send(connect, read_from=dialect)
+        assert (await device.receive()).op == Op.HELLO
+        await (served.kill() if how == "kill" else served.stop())
+        await served.start()
+        await close_all([watcher, device])
+        watcher = Device(dialect, "watcher")
+        assert await watcher.come(served.port)
+        will = await watcher.receive()
+        assert (will.address, will.payload) == ("gone/device", b"x")
+        await close_all([watcher])
+
+
 async def released(receiver: Device) -> int:
     """Return the identifier of the next PUBREL; publishes that come before it wait."""
     waiting: list[Message] = []

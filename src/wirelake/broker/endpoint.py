@@ -74,6 +74,8 @@ class Endpoint(ABC):
     is_node = False
     #: Is nothing more read from this client while its own outbox is full?
     waits_for_itself = True
+    #: Endpoints that have the same one here are of one client, which gets a message once.
+    belongs_to: object = None
 
     def __init__(
         self, link: Link, dialect: str, table: FrameTable, rights: Rights, now: float
@@ -118,6 +120,10 @@ class Endpoint(ABC):
         sender: Endpoint | None = None,
     ) -> None:
         """Send bytes after all that was sent before; whoever fills the outbox waits for it."""
+
+    def united(self, members: tuple[Endpoint, ...]) -> Endpoint:
+        """Return the endpoint that gets a message for all of these, which are of one client."""
+        return self
 
     def observe(self, places: list[tuple[int, int] | None]) -> None:  # noqa: B027 - optional
         """Learn the partition and offset of each message that is written next, if it has one."""

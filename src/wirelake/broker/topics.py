@@ -364,6 +364,7 @@ class Topics:
             if not one.closed and not (is_here and one.is_node)
         )
         self._vitals.work += (self._subscriptions.visited - visited + len(members)) // 32
+        members = _once_each(members)
         captured = not is_here and self._capture.takes(address)
         return self._intern(members, self._flow.policy_of(address), None, None, captured)
 
@@ -417,3 +418,16 @@ class Topics:
             if not used[number] and audience is not _NOBODY:
                 self._drop(audience)
         self._many_members = max(MANY_MEMBERS, 2 * self._members)
+
+
+def _once_each(members: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    """Return the members with one endpoint for each client that has several."""
+    clients: dict[object, list[Endpoint]] = {}
+    for one in members:
+        if one.belongs_to is not None:
+            clients.setdefault(one.belongs_to, []).append(one)
+    united = {each[0]: each[0].united(tuple(each)) for each in clients.values() if len(each) > 1}
+    if not united:
+        return members
+    others = {one for each in clients.values() for one in each[1:]}
+    return tuple(united.get(one, one) for one in members if one not in others)

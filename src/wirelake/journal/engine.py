@@ -630,12 +630,12 @@ class Engine:
         self._keys.setdefault(partition, []).append(change)
         self._states[partition].keys[name] = Value(entry.revision, entry.value, until)
 
-    def drop_entry(self, key: str) -> None:
-        """Forget a key; does nothing where there is none."""
-        partition, name = self.home(key), key.encode()
-        if self._states[partition].keys.pop(name, None) is not None:
+    def drop_entry(self, key: str, partition: int | None = None) -> None:
+        """Forget a key, in its home or in this partition; does nothing where there is none."""
+        where, name = self.home(key) if partition is None else partition, key.encode()
+        if self._states[where].keys.pop(name, None) is not None:
             self.touch()
-            self._keys.setdefault(partition, []).append(record.Entry(Change.FORGET, name))
+            self._keys.setdefault(where, []).append(record.Entry(Change.FORGET, name))
 
     # Queues
 

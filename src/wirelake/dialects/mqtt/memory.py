@@ -4,15 +4,22 @@ A *conversation* has the client's subscriptions, what was sent and is not acknow
 received with QoS 2 and is not released. It ends with its connection, or lasts as long as the client
 asked for. One that lasts is kept in the journal:
 
-- its subscriptions, and the identifiers of QoS 2 that either side has to release, in the key
+- its subscriptions, and the identifiers of QoS 2 that the client has to forget, in the key
   `$mqtt/session/<id>`;
+- the identifiers of QoS 2 that were received and are not released in keys `$mqtt/once/<id>`, one in
+  each partition that has such a message. A commit of a partition is whole, so a power failure keeps
+  a message and its identifier, or neither;
 - what is sent to it with QoS 1 or 2 in the queue `$mqtt/<id>`, from the moment it is published
   until the client has it. The packet identifier follows from the place in the queue, so a message
   that is sent again, even by a broker that was killed meanwhile, has the same one.
 
+The will of a client is kept in the key `$mqtt/will/<id>` while the client is connected, whether its
+conversation lasts or not: a broker that was killed publishes it when it starts again.
+
 A client subscribes with options. All of its filters with the same options share a *receiver*, which
-is an endpoint for the router like a client of another dialect. A message that filters of several
-receivers match comes once for each of them, as the standard allows. A *share* is the endpoint of
+is an endpoint for the router like a client of another dialect. Where filters of several receivers
+match a message, a *union* gets it in their place: once, with the highest QoS of them, and with the
+identifiers of all these subscriptions. A *share* is the endpoint of
 all that subscribed to `$share/<group>/<filter>`: it deals messages out to them in turn.
 """
 
@@ -20,9 +27,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count as count_from
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -49,6 +57,8 @@ if TYPE_CHECKING:
     from wirelake.dialects.mqtt.session import MqttSession
 
 SESSION = "$mqtt/session/"
+ONCE = "$mqtt/once/"
+WILL = "$mqtt/will/"
 QUEUE = "$mqtt/"
 SHARE = "$share/"
 FIVE = "mqtt-5"
@@ -79,8 +89,15 @@ class _Kept(msgspec.Struct):
     lasts: float = 0.0  # seconds; 0: for ever, as JSON has no infinity
     ends: float = 0.0  # seconds since 1970; 0: not while it is connected, or never
     filters: dict[str, tuple[int, bool, bool, int]] = {}
-    received: list[int] = []
+    received: list[int] = []  # of brokers before 0.2; now in keys of their own
     released: list[int] = []
+
+
+class _Will(msgspec.Struct):
+    """The will of a client that is connected, in the journal."""
+
+    owner: str
+    packet: bytes
 
 
 class Offline:
@@ -113,6 +130,7 @@ class Receiver(Endpoint):
         self.form = f"{dialect}+{options.qos}{'r' if options.keeps_retain else ''}"
         self.acknowledges = options.qos > 0
         self.client_id = conversation.client_id
+        self.belongs_to = conversation
         home.receivers += 1
         self.number = connection.number if connection is not None else home.receivers
         if connection is not None:
@@ -139,11 +157,21 @@ class Receiver(Endpoint):
         talk = self.conversation
         if self.options.no_local and sender is not None and sender is talk.connection:
             return
-        if self.options.qos == 0 and not self.options.subscription and not talk.most_packet:
-            if talk.connection is not None:
-                talk.connection.write(data, policy, sender)
+        connection = talk.connection
+        is_plain = self.options.qos == 0 and not self.options.subscription and not talk.most_packet
+        if is_plain and connection is None:
+            return
+        # What lasts is encoded as MQTT 5, and its client may speak 3.1.1.
+        if is_plain and connection is not None and connection.dialect == self.dialect:
+            connection.write(data, policy, sender)
         else:
             talk.deliver(data, self.options.subscription, policy, sender)
+
+    def united(self, members: tuple[Endpoint, ...]) -> Endpoint:
+        """Return the union of receivers of this client."""
+        return self.conversation.union(
+            tuple(one.options for one in members if isinstance(one, Receiver))
+        )
 
     def write_retained(self, found: Iterable[Retained]) -> None:
         """Send what is retained, with the mark that says so."""
@@ -187,11 +215,57 @@ class Receiver(Endpoint):
             self.conversation.connection.lost(reason)
 
 
+class Union(Receiver):
+    """The endpoint of messages that filters with several sets of options match."""
+
+    def __init__(self, conversation: Conversation, parts: tuple[Options, ...]) -> None:
+        qos = max(one.qos for one in parts)
+        super().__init__(conversation, Options(qos, False, any(one.keeps_retain for one in parts)))
+        self._parts = parts
+        self._subscriptions = sorted({one.subscription for one in parts if one.subscription})
+
+    def write(
+        self,
+        data: bytes | memoryview,
+        policy: Policy = "disconnect",
+        sender: Endpoint | None = None,
+    ) -> None:
+        """Send publishes once, with the identifiers of all subscriptions."""
+        talk = self.conversation
+        if sender is not None and sender is talk.connection:
+            parts = tuple(one for one in self._parts if not one.no_local)
+            if len(parts) < len(self._parts):
+                self._write_own(parts, data, policy, sender)
+                return
+        for subscription in self._subscriptions[1:]:
+            data = personal(data, 0, len(data), subscription=subscription)[0]
+        if self._subscriptions:
+            talk.deliver(data, self._subscriptions[0], policy, sender)
+        else:
+            super().write(data, policy, sender)
+
+    def _write_own(
+        self,
+        parts: tuple[Options, ...],
+        data: bytes | memoryview,
+        policy: Policy,
+        sender: Endpoint | None,
+    ) -> None:
+        """Send what the client published itself, as the filters say that want it."""
+        if parts:
+            one = self.conversation.union(parts)
+            variant = one.form.partition("+")[2]
+            one.write(
+                self.conversation.home.translated(data, self.dialect, variant), policy, sender
+            )
+
+
 class Share(Receiver):
     """The endpoint of a group that shares what is published to a filter."""
 
     def __init__(self, conversation: Conversation, filter: str) -> None:
         super().__init__(conversation, Options(2))
+        self.belongs_to = None
         self.dialect = FIVE
         self.form = f"{FIVE}+2"
         self.filter = filter
@@ -245,7 +319,11 @@ class Conversation:
         self.ends = 0.0  # when, in the broker's time; 0: not yet
         self.filters: dict[str, tuple[Options, Receiver]] = {}
         self.receivers: dict[Options, Receiver] = {}
-        self.received: set[int] = set()  # QoS 2, and not released
+        # As long as somebody routes to them; few clients have any.
+        self._unions: WeakValueDictionary[tuple[Options, ...], Union] | None = None
+        #: QoS 2, and not released: the partition of the message, by identifier.
+        self.received: dict[int, int] = {}
+        self._once = 0  # the last revision of the keys that tell of these
         self.most_packet = 0
         self.most_in_flight = IDENTIFIERS
         # Sent and not acknowledged: the sequence in the queue, or 0, by identifier.
@@ -301,6 +379,22 @@ class Conversation:
             receiver.rights = self.connection.rights
         return receiver
 
+    def union(self, parts: tuple[Options, ...]) -> Receiver:
+        """Return the receiver of messages that filters with these options match."""
+        if len(parts) == 1:
+            return self.receivers[parts[0]]
+        if self._unions is None:
+            self._unions = WeakValueDictionary()
+        parts = tuple(sorted(parts))
+        found = self._unions.get(parts)
+        if found is None:
+            found = self._unions[parts] = Union(self, parts)
+        return found
+
+    def _every_receiver(self) -> list[Receiver]:
+        unions = self._unions.values() if self._unions is not None else ()
+        return [*self.receivers.values(), *unions]
+
     def _join(self, filter: str, receiver: Receiver, now: float) -> None:
         group, wanted = parse_share(filter)
         topics = self.home.node.topics
@@ -343,9 +437,11 @@ class Conversation:
     def attach(self, connection: MqttSession, now: float) -> None:
         """A connection takes the conversation up; what it may not subscribe to any more is gone."""
         self.connection = connection
-        self.ends = self.will_at = 0.0
-        self.will = None
-        for receiver in self.receivers.values():
+        if self.will is not None and self.will_at <= now:
+            self.home.publish_will(self, now)
+        self.drop_will()
+        self.ends = 0.0
+        for receiver in self._every_receiver():
             receiver.link = connection.link
             receiver.rights = connection.rights
             receiver.number = connection.number
@@ -380,7 +476,7 @@ class Conversation:
         if not self.lasts:
             self.end(now)
             return
-        for receiver in self.receivers.values():
+        for receiver in self._every_receiver():
             receiver.link = OFFLINE
             for name in list(receiver.consumes):
                 self.home.node.topics.unsubscribe(receiver, name, now)
@@ -397,7 +493,7 @@ class Conversation:
         for filter, (_, receiver) in list(self.filters.items()):
             if filter.startswith(SHARE) or receiver.consumes:
                 self._leave(filter, receiver, now)
-        for receiver in self.receivers.values():
+        for receiver in self._every_receiver():
             receiver.closed = True
             self.home.node.topics.left(receiver)
         self.home.forget(self)
@@ -427,7 +523,7 @@ class Conversation:
             ends = self.ends + self.home.node.vitals.epoch if self.ends else 0.0
             lasts = self.lasts if self.lasts != float("inf") else 0.0
             released = list(self.released)
-            kept = _Kept(self.owner, lasts, ends, filters, sorted(self.received), released)
+            kept = _Kept(self.owner, lasts, ends, filters, released=released)
             self.home.write(self.client_id, msgspec.json.encode(kept))
 
     def load(self, kept: _Kept) -> None:
@@ -436,7 +532,6 @@ class Conversation:
         now = node.vitals.now
         self.is_kept = True
         self.lasts = kept.lasts
-        self.received = set(kept.received)
         self.released = dict.fromkeys(kept.released)
         if kept.lasts != float("inf"):
             self.ends = kept.ends - node.vitals.epoch if kept.ends else now + kept.lasts
@@ -448,6 +543,74 @@ class Conversation:
             receiver = self._receiver(Options(*options))
             self.filters[filter] = (receiver.options, receiver)
             self._join(filter, receiver, now)
+
+    # The will
+
+    def leave_will(self, packet: bytes, rights: Rights) -> None:
+        """Keep the will of the client that connects; four bytes in front of it are its delay."""
+        self.will = packet
+        self.will_rights = rights
+        engine, key = self.home.node.engine, WILL + self.client_id
+        if engine.is_here(engine.home(key)):
+            kept = msgspec.json.encode(_Will(self.owner, packet))
+            engine.write_entry(Entry(key, 1, kept))
+
+    def drop_will(self) -> bytes | None:
+        """Forget the will, and return it."""
+        will, self.will, self.will_at = self.will, None, 0.0
+        if will is not None:
+            self.home.node.engine.drop_entry(WILL + self.client_id)
+        return will
+
+    def take_will(self, packet: bytes, now: float) -> None:
+        """Take up a will that was kept; its delay begins now, unless the conversation is over."""
+        self.will = packet
+        self.will_at = max(now + (delay_of(packet) if self.lasts else 0), 1e-9)  # 0: not at all
+
+    # What is received once
+
+    def receive(self, identifiers: list[int], addresses: Sequence[bytes | str]) -> None:
+        """Remember messages of QoS 2 until they are released, by identifier and address.
+
+        Call it before they are published, since publishing may end the turn: so a message and its
+        identifier are in one commit.
+        """
+        if not self.is_kept:
+            self.received.update(dict.fromkeys(identifiers, 0))
+            return
+        engine = self.home.node.engine
+        homes: dict[bytes | str, int] = {}
+        for identifier, address in zip(identifiers, addresses, strict=True):
+            partition = homes.get(address)
+            if partition is None:
+                name = address if isinstance(address, str) else address.decode(errors="replace")
+                partition = homes[address] = engine.home(name)
+            self.received[identifier] = partition
+        self._save_received(set(homes.values()))
+
+    def forget_received(self, identifiers: Iterable[int]) -> None:
+        """The client has released these messages of QoS 2, or they were refused."""
+        changed = {self.received.pop(one) for one in identifiers if one in self.received}
+        if self.is_kept:
+            self._save_received(changed)
+
+    def _save_received(self, partitions: Iterable[int]) -> None:
+        engine, key = self.home.node.engine, ONCE + self.client_id
+        for partition in partitions:
+            numbers = sorted(n for n, where in self.received.items() if where == partition)
+            if not engine.is_here(partition):
+                continue
+            if numbers:
+                self._once += 1
+                entry = Entry(key, self._once, msgspec.json.encode(numbers))
+                engine.write_entry(entry, partition=partition)
+            else:
+                engine.drop_entry(key, partition)
+
+    def load_received(self, partition: int, revision: int, identifiers: list[int]) -> None:
+        """Take up the identifiers that were written to a partition before the broker started."""
+        self._once = max(self._once, revision)
+        self.received.update(dict.fromkeys(identifiers, partition))
 
     # Sending
 
@@ -703,24 +866,47 @@ class Conversations:
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
-        for _, entry in list(node.engine.entries()):
-            if entry.key.startswith(SESSION) and entry.value is not None:
-                self._load(entry)
+        #: Wills of clients whose conversation ended with the broker that was killed.
+        self._left_wills: list[Conversation] = []
+        loads = {SESSION: self._load, ONCE: self._load_received, WILL: self._load_will}
+        entries = [one for one in node.engine.entries() if one[1].value is not None]
+        for prefix, load in loads.items():  # conversations first
+            for partition, entry in entries:
+                if entry.key.startswith(prefix):
+                    try:
+                        load(entry, partition)
+                    except msgspec.MsgspecError as error:
+                        node.engine.set_aside(f"the entry {entry.key}", entry.value or b"", error)
+                        node.engine.drop_entry(entry.key, partition)
 
-    def _load(self, entry: Entry) -> None:
+    def _load(self, entry: Entry, partition: int) -> None:
         client_id = entry.key.removeprefix(SESSION)
+        kept = msgspec.json.decode(entry.value or b"", type=_Kept)
         self._revisions[client_id] = entry.revision
-        assert entry.value is not None
-        try:
-            kept = msgspec.json.decode(entry.value, type=_Kept)
-        except msgspec.MsgspecError as error:
-            self.node.engine.set_aside(f"the entry {entry.key}", entry.value, error)
-            self.node.engine.drop_entry(entry.key)
-            return
         if kept.lasts == 0:
             kept.lasts = float("inf")
         talk = self._talks[client_id] = Conversation(self, client_id, kept.owner)
         talk.load(kept)
+        # Where they were kept before they had keys of their own.
+        talk.load_received(partition, 0, kept.received)
+
+    def _load_received(self, entry: Entry, partition: int) -> None:
+        talk = self._talks.get(entry.key.removeprefix(ONCE))
+        if talk is None:  # it ended, and a power failure has kept this
+            self.node.engine.drop_entry(entry.key, partition)
+            return
+        identifiers = msgspec.json.decode(entry.value or b"", type=list[int])
+        talk.load_received(partition, entry.revision, identifiers)
+
+    def _load_will(self, entry: Entry, partition: int) -> None:
+        """Take up the will of a client whose connection ended with the broker that was killed."""
+        client_id = entry.key.removeprefix(WILL)
+        kept = msgspec.json.decode(entry.value or b"", type=_Will)
+        talk = self._talks.get(client_id)
+        if talk is None:
+            talk = Conversation(self, client_id, kept.owner)
+            self._left_wills.append(talk)
+        talk.take_will(kept.packet, self.node.vitals.now)
 
     def __len__(self) -> int:
         """The conversations that last."""
@@ -748,6 +934,7 @@ class Conversations:
         if talk.is_kept:
             self._revisions.pop(talk.client_id, None)
             self.node.engine.drop_entry(SESSION + talk.client_id)
+            talk.forget_received(list(talk.received))
             self.node.engine.remove(talk.queue)
 
     def write(self, client_id: str, value: bytes) -> None:
@@ -760,6 +947,9 @@ class Conversations:
         if now - self._ticked < 0.2:
             return
         self._ticked = now
+        left, self._left_wills = self._left_wills, []
+        for talk in left:
+            self.publish_will(talk, now)
         for talk in [one for one in self._talks.values() if one.will_at or one.ends]:
             if talk.will_at and (now >= talk.will_at or (talk.ends and now >= talk.ends)):
                 self.publish_will(talk, now)
@@ -768,15 +958,25 @@ class Conversations:
 
     def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
         """Publish the will of a client that is gone."""
-        will, talk.will, talk.will_at = talk.will, None, 0.0
+        will = talk.drop_will()
         if will is None:
             return
         if session is None:
+            rights = talk.will_rights or self._rights_of(talk.owner)
+            if rights is None:  # its token is gone
+                self.node.vitals.count_refused("unauthorized")
+                return
             session = Receiver(talk, Options())
-            session.rights = talk.will_rights or self.rights
+            session.rights = rights
         table = FrameTable(1)
         MqttScanner(FIVE, self.node.limits).scan(will[4:], table)  # behind its delay
         self.publish(session, table, 0, now, asks=False)
+
+    def _rights_of(self, owner: str) -> Rights | None:
+        """Return the rights of a token entry, None where it is gone."""
+        clients = self.node.clients
+        every = (clients.rights_of_strangers, *clients.all_rights)
+        return next((one for one in every if clients.owner_of(one) == owner), None)
 
     def publish(
         self, session: Endpoint, table: FrameTable, row: int, now: float, *, asks: bool = True
@@ -859,6 +1059,11 @@ OFFLINE = Offline()
 def identifier_of(sequence: int) -> int:
     """Return the packet identifier of a message of a queue."""
     return sequence % (IDENTIFIERS - 1) + 1
+
+
+def delay_of(will: bytes) -> int:
+    """Return the delay of a will in seconds."""
+    return int.from_bytes(will[:4], "big")
 
 
 def parse_share(filter: str) -> tuple[str, str]:

@@ -27,7 +27,13 @@ from wirelake.dialects.mqtt.encoder import (
     chosen_flags,
     tickets,
 )
-from wirelake.dialects.mqtt.memory import IDENTIFIERS, Conversation, Conversations, Options
+from wirelake.dialects.mqtt.memory import (
+    IDENTIFIERS,
+    Conversation,
+    Conversations,
+    Options,
+    delay_of,
+)
 from wirelake.dialects.mqtt.scanner import ALIASED, ASKS, ONCE, RETAIN, MqttScanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import Flag, Message, Op
@@ -106,14 +112,17 @@ class MqttSession(Session):
         talk = self._talk
         assert talk is not None
         if flags & ONCE and not flags & RETAIN:
-            known = talk.received
-            numbers = [n for n, f in _marked(table, start, end) if f & ONCE]
-            if self._is_five and len(known.union(numbers)) > RECEIVE_MAXIMUM:
+            known = talk.received.keys()
+            rows = [row for row in range(start, end) if table.flags[row] & ONCE]
+            numbers = [table.ticket[row] for row in rows]
+            fresh = set(numbers)
+            is_new = known.isdisjoint(fresh)
+            count = len(known) + len(fresh) if is_new else len(known | fresh)
+            if self._is_five and count > RECEIVE_MAXIMUM:
                 self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
                 return
-            if known.isdisjoint(numbers) and len(set(numbers)) == len(numbers):
-                known.update(numbers)
-                talk.save()  # first, since publishing may end the turn: both are in one commit
+            if is_new and len(fresh) == len(numbers):
+                talk.receive(numbers, [table.address(row) for row in rows] if talk.is_kept else ())
                 super().publish(table, start, end, now)
                 return
         for row in range(start, end):
@@ -126,8 +135,7 @@ class MqttSession(Session):
             if table.ticket[row] in talk.received:  # it is sent again
                 self.accept_rows(table, array("i", [row]), kept=True)
                 return
-            talk.received.add(table.ticket[row])
-            talk.save()
+            talk.receive([table.ticket[row]], [table.address(row)])
         if table.flags[row] & RETAIN:
             self.node.vitals.work += 2
             self._home.publish(self, table, row, now)
@@ -217,8 +225,7 @@ class MqttSession(Session):
                 self._tell(kind, message.ticket)
             return
         if is_once and self._talk is not None:
-            self._talk.received.discard(message.ticket)
-            self._talk.save()
+            self._talk.forget_received([message.ticket])
         reason = Reason.BAD_TOPIC if _is_bad_topic(message.address) else reason_of(error.code)
         self._tell(kind, message.ticket, reason, error.text)
 
@@ -251,12 +258,17 @@ class MqttSession(Session):
                     numbers = [n for n in numbers if n not in self.handed_out]
                 talk.release(numbers)
                 frames = answers(table, row, end, Packet.PUBREL)
-                self.answer(lambda: None if self.closed else self.write(frames), kept=talk.is_kept)
+                if talk.is_kept:
+                    self.answer(lambda: None if self.closed else self.write(frames), kept=True)
+                else:
+                    self.write(frames)
             case Packet.PUBREL:
-                talk.received.difference_update(numbers)
-                talk.save()
+                talk.forget_received(numbers)
                 frames = answers(table, row, end, Packet.PUBCOMP)
-                self.answer(lambda: None if self.closed else self.write(frames), kept=talk.is_kept)
+                if talk.is_kept:
+                    self.answer(lambda: None if self.closed else self.write(frames), kept=True)
+                else:  # nothing has to become durable
+                    self.write(frames)
             case _:
                 talk.completed(numbers)
         return end - row
@@ -312,8 +324,8 @@ class MqttSession(Session):
                 self.send(answer)
                 talk.resume()
 
-        if talk.is_kept:
-            self.answer(welcome, kept=True)
+        if talk.is_kept or talk.will is not None:
+            self.answer(welcome, kept=talk.is_kept)
         else:
             welcome()
 
@@ -365,8 +377,7 @@ class MqttSession(Session):
         self._keepalive = int(said["mqtt.keepalive"])
         self._tells_reasons = self._is_five and said.get("mqtt.problem_info") != "0"
         if message.address:
-            talk.will = _will_of(message)
-            talk.will_rights = self.rights
+            talk.leave_will(_will_of(message), self.rights)
         return is_there
 
     def _reject(self, error: RefusedError) -> None:
@@ -481,7 +492,7 @@ class MqttSession(Session):
             else:
                 talk.acknowledged([message.ticket])
         elif message.content_type == Packet.PUBREL:
-            talk.received.discard(message.ticket)
+            talk.forget_received([message.ticket])
             self._tell(Packet.PUBCOMP, message.ticket)
         else:
             talk.completed([message.ticket])
@@ -534,7 +545,7 @@ class MqttSession(Session):
         talk = self._talk
         assert talk is not None
         if message.content_type != Reason.DISCONNECT_WITH_WILL:
-            talk.will = None
+            talk.drop_will()
         if (expiry := message.headers.get("mqtt.session_expiry")) is not None:
             lasts = float("inf") if int(expiry) == FOR_EVER else float(expiry)
             if lasts and not talk.lasts:
@@ -587,17 +598,12 @@ class MqttSession(Session):
         if talk is None or talk.connection is not self:
             return
         now = self.node.vitals.now
-        delay = _delay_of(talk.will) if talk.will else 0
+        delay = delay_of(talk.will) if talk.will else 0
         if talk.will is not None and (not delay or not talk.lasts):
             self._home.publish_will(talk, now, self)
         elif talk.will is not None:
             talk.will_at = now + delay
         talk.detach(now)
-
-
-def _marked(table: FrameTable, start: int, end: int) -> list[tuple[int, int]]:
-    """Return the identifiers and flags of rows."""
-    return [(table.ticket[row], table.flags[row]) for row in range(start, end)]
 
 
 def _asking(table: FrameTable, row: int) -> array[int]:
@@ -650,10 +656,6 @@ def _size(properties: bytes, at: int) -> int:
     if number == 0x26:
         size += 2 + int.from_bytes(properties[at + size : at + size + 2], "big")
     return size
-
-
-def _delay_of(will: bytes) -> int:
-    return int.from_bytes(will[:4], "big")
 
 
 def _varint(value: int) -> bytes:

@@ -10,6 +10,7 @@ from wirelake.broker.endpoint import Endpoint, Link, Policy
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
 from wirelake.dialects import DIALECTS
+from wirelake.dialects.plugin.watchdog import WATCHDOG
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
 from wirelake.wire import FrameTable
@@ -33,6 +34,11 @@ class PluginSession(Session):
         self._is_over = False  # the plug-in was told
         self.plugin.connection = PluginConnection(self)
         self._try(self.plugin.opened)
+
+    def receive(self, data: memoryview, now: float) -> int:
+        """Process bytes from the client; a plug-in that does not return is reported."""
+        with WATCHDOG.watching(self.dialect):
+            return super().receive(data, now)
 
     def _try(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Call a plug-in; what it raises beside a refusal ends the connection."""
@@ -136,7 +142,8 @@ class PluginSession(Session):
         """Let the plug-in know that time has passed."""
         if not self.closed:
             try:
-                self._try(self.plugin.tick, now)
+                with WATCHDOG.watching(self.dialect):
+                    self._try(self.plugin.tick, now)
             except RefusedError as error:
                 self.node.vitals.count_refused(error.code)
 
