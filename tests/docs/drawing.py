@@ -32,13 +32,13 @@ def draw(screen: pyte.Screen, title: str) -> str:
     height = screen.lines * HEIGHT + 2 * MARGIN
     light = " ".join(f".{name} {{ fill: {colours[0]} }}" for name, colours in COLOURS.items())
     dark = " ".join(f".{name} {{ fill: {colours[1]} }}" for name, colours in COLOURS.items())
+    size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
+    font = 'font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
-        f' width="{width:g}" height="{height:g}" role="img" aria-labelledby="t">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="t">',
         f'  <title id="t">{escape(title)}</title>',
         "  <style>",
-        '    text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;'
-        " fill: #1d2b33; white-space: pre }",
+        f"    text {{ {font}; fill: #1d2b33; white-space: pre }}",
         f"    rect {{ fill: #f7f9fa; stroke: #b8c6cc }} {light}",
         "    .bold { font-weight: 700 }",
         "    @media (prefers-color-scheme: dark) {",
@@ -59,7 +59,7 @@ def draw(screen: pyte.Screen, title: str) -> str:
 
 
 def _runs(cells: list[Char]) -> list[tuple[int, str, str]]:
-    """Return the first column, the text and the classes of each run; spaces at its ends are left out."""
+    """Return the first column, the text and the classes of each run, without outer spaces."""
     found: list[tuple[int, str, str]] = []
     at = 0
     while at < len(cells):
