@@ -40,7 +40,7 @@ GOODBYE = 1.0
 MAX_UNANSWERED = 2
 #: Bytes written and not gone out that a writer has to wait for.
 OUTBOX = 256 << 10
-#: Whoever writes in a loop lets others have a turn after so many times.
+#: A loop of writes yields to the event loop after this many.
 TURNS = 64
 
 log = logging.getLogger("wirelake.client")

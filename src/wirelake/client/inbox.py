@@ -22,7 +22,7 @@ PATIENCE = 1.0
 
 
 class Inbox(Generic[T]):
-    """Things that came in and were not taken yet: at most so many, of so many bytes."""
+    """Items that came in and were not taken yet, limited in number and in bytes."""
 
     def __init__(self, limit: int, byte_limit: int) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class Inbox(Generic[T]):
         return len(self._items)
 
     def put(self, item: T, size: int) -> None:
-        """Add an item of so many bytes; whoever does so looks at `is_full` before the next one."""
+        """Add an item of this size in bytes; the caller checks `is_full` before the next one."""
         if not self._ended:
             self._bytes += size
             self._items.append((item, size))
@@ -125,7 +125,7 @@ class Listeners(Generic[T]):
             self._unwanted(item)
 
     def put(self, item: T, size: int) -> Sequence[Inbox[T]]:
-        """Something of so many bytes has come; the inboxes that got it."""
+        """Put an item, of this size in bytes, into inboxes; return those that got it."""
         if not self.inboxes:
             return self._put_early(item, size)
         inboxes = [min(self.inboxes, key=len)] if self._one else self.inboxes

@@ -88,7 +88,7 @@ class Delivery:
 
 
 class Pull:
-    """A request for so many messages, and those that have come."""
+    """A request for a number of messages, and those that have come."""
 
     def __init__(self, count: int) -> None:
         self._count = count

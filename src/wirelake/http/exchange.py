@@ -73,9 +73,9 @@ PROTECTION = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 
-#: A client may pause so long within a body (seconds).
+#: The timeout for more bytes of a body (seconds).
 PATIENCE = 30.0
-#: After that, a body must have come with so many bytes a second.
+#: After that, the minimum average rate of a body (bytes a second).
 MIN_RATE = 1024
 #: The longest that the answer to a wrong token waits (seconds), and how many wait at a time.
 LONGEST_DELAY = 5.0
@@ -107,7 +107,7 @@ def refused(
 
 
 class TokenError(RefusedError):
-    """A token that nobody has; the answer waits for so many seconds."""
+    """An unknown token; the answer is delayed by this many seconds."""
 
     delay = 0.0
 
@@ -215,14 +215,14 @@ class Stream(StreamingResponse):
 
 
 class _Delays:
-    """Answers to wrong tokens that wait, up to so many at a time: they hold a connection each."""
+    """Delayed answers to wrong tokens, limited in number: each holds a connection."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting = 0
 
     async def wait(self, seconds: float) -> None:
-        """Wait for so long, or for a moment where too many wait already."""
+        """Wait this many seconds, or only a moment if too many answers wait already."""
         if self._waiting >= self._most:
             return
         self._waiting += 1
@@ -243,13 +243,13 @@ class Memory:
         self._held = 0
 
     def take(self, size: int) -> None:
-        """Hold so many more, or refuse."""
+        """Hold this many more, or raise RefusedError."""
         if self._held + size > self._most:
             raise RefusedError("busy", "too much is being published by HTTP at the same time")
         self._held += size
 
     def give_back(self, size: int) -> None:
-        """Hold so many less."""
+        """Hold this many less."""
         self._held -= size
 
 
@@ -389,7 +389,7 @@ def path_part(request: Request, name: str) -> str:
 
 
 def query(request: Request, *known: str) -> dict[str, list[str]]:
-    """The parameters of the query, of which these may be there; a wrong one is told."""
+    """Return the query's parameters; RefusedError for one that is not among these."""
     try:
         # As latin-1 at first: a replacement character would hide what is not UTF-8.
         pairs = parse_qsl(

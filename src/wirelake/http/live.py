@@ -209,7 +209,7 @@ class Live:
         return b"event: messages\ndata: " + _encode(told) + b"\n\n"
 
     def _rows(self, chunk: _Chunk, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The last messages of a chunk, at most so many, and how many there are in all."""
+        """Return the last messages of a chunk, at most `most`, and the number of all of them."""
         reader = scanner(FORM, self._node.limits)
         data, note = chunk
         table, frames = self._table, memoryview(data)

@@ -266,7 +266,7 @@ class Note:
 
 
 class Onlooker(LocalSession):
-    """A subscriber that is no client: it is told who published what, and where it is kept."""
+    """A subscriber without a client: it gets each message with its sender and its offset."""
 
     observes = True
     _places: list[tuple[int, int] | None] = []  # noqa: RUF012 - of what is written next

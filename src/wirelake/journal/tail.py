@@ -33,7 +33,7 @@ from wirelake.journal.segment import (
 SEGMENT_BYTES = 256 << 20
 SEGMENT_RECORDS = 1 << 16
 
-#: A write of up to so many bytes, where it lets the file grow, lets it grow by so many more.
+#: A write of up to this many bytes that grows the file grows it by this much more.
 SMALL_WRITE = 64 << 10
 FILLING = 1 << 20
 

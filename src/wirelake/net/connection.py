@@ -50,12 +50,12 @@ NOTHING = memoryview(b"")
 
 #: Bytes of frames that are not complete, of all connections.
 UNFINISHED = 256 << 20
-#: Operators are told of refused connections once in so many seconds.
+#: The shortest time between two log lines about refused connections (seconds).
 TELL_EVERY = 10.0
 
-#: For so long a client that we are done with may go on sending, unheard (seconds).
+#: How long a client may go on sending, unread, after we have closed our side (seconds).
 LINGER = 0.5
-#: For so long what was written last may take to go out, once a connection is to end (seconds).
+#: The timeout for flushing pending output before a connection is closed (seconds).
 FLUSH = 10.0
 
 log = logging.getLogger("wirelake.net")
@@ -102,7 +102,7 @@ class Unfinished:
         self._by: dict[Connection, int] = {}
 
     def hold(self, connection: Connection, size: int, now: float) -> None:
-        """A connection holds so many bytes now, 0: none."""
+        """Note how many bytes of unfinished frames a connection holds now."""
         self._held += size - self._by.pop(connection, 0)
         if size:
             self._by[connection] = size

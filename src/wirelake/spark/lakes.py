@@ -26,7 +26,7 @@ from wirelake.spark.rows import ERRORS, FOLDERS
 from wirelake.spark.storage import Storage
 from wirelake.spark.typed import NEEDS_DELTA, Typed, table_schema
 
-#: A table that gets no rows is told at most this often where its query is (seconds).
+#: How often the position of a query is committed to a table that gets no rows (seconds).
 NOTE_EVERY = 60.0
 
 
@@ -246,7 +246,7 @@ class DeltaLake:
             self._noted_at = time.monotonic()
 
     def close(self) -> None:
-        """Tables that got no rows of late are told where the query is."""
+        """Commit the query's position to tables that got no rows lately."""
         for number, table in enumerate(self.tables):
             if self.floors and self.floors[number] != self._noted[number]:
                 self._append(table, [], self._log.id, self.floors[number])

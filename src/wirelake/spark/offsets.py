@@ -113,7 +113,7 @@ class Place:
         return cls(offsets, log, query)
 
     def as_json(self) -> dict[str, int | str]:
-        """The same for JSON, always in one order: Spark compares the text."""
+        """Return the offsets for JSON, in a fixed order, since Spark compares the text."""
         numbers = {str(partition): self.offsets[partition] for partition in sorted(self.offsets)}
         names = {"log": self.log, "query": self.query}
         return numbers | {name: text for name, text in names.items() if text}
@@ -264,7 +264,7 @@ def rows_within(size: int, log: Log) -> int:
 
 
 def share(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Where a batch of at most so many rows ends: each partition gets its part of the backlog."""
+    """Return where a batch of at most this many rows ends, shared by each partition's backlog."""
     waiting = {p: end[p] - start.get(p, 0) for p in sorted(end) if end[p] > start.get(p, 0)}
     total = sum(waiting.values())
     if total <= most:

@@ -207,7 +207,7 @@ class Octets:
         return 0
 
     def reserve(self, more: cython.Py_ssize_t) -> None:
-        """Make room for so many bytes at once."""
+        """Make room for this many bytes at once."""
         self.grow(more)
 
     def grow(self, more: cython.Py_ssize_t) -> cython.int:
