@@ -1,8 +1,8 @@
-"""What came in, until somebody takes it.
+"""Incoming items, until the program takes them.
 
-An inbox is bounded: whoever fills it looks at `is_full` before it reads on. `Arrivals` is how a
-program sees one: a loop over what comes, which is asked for when the loop begins and not any more
-when it is left.
+An inbox is bounded: the reader of the socket checks `is_full` before it reads on. `Arrivals` is how
+a program sees an inbox: a loop over incoming items, which subscribes when the loop begins and
+unsubscribes when it is left.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Arrivals(Generic[T]):
                     yield one
 
     async def receive(self, timeout: float | None = None) -> T:
-        """The next one; RefusedError when none comes in time, or none ever will."""
+        """Return the next item; RefusedError after the timeout, or if no more will come."""
         try:
             async with asyncio.timeout(timeout):
                 return await self.__anext__()
