@@ -78,7 +78,7 @@ _KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Console:
-    """What a browser needs beside the interface that everybody uses."""
+    """The requests that only the console uses."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Console:
         self.logins = Logins(gate.node)
 
     def stop_live(self) -> None:
-        """Let every stream end."""
+        """End every stream."""
         for live in list(self._live):
             live.end()
 

@@ -113,7 +113,7 @@ class TokenError(RefusedError):
 
 
 class PreconditionError(RefusedError):
-    """What the client expected of a key is not so."""
+    """A precondition of the client (`If-Match`, `If-None-Match`) does not hold."""
 
 
 class RangeError(RefusedError):
@@ -125,7 +125,7 @@ class RangeError(RefusedError):
 
 
 async def on_refused(request: Request, error: Exception) -> Response:
-    """What a RefusedError or an EngineError is to a client."""
+    """Return the response for a RefusedError or an EngineError."""
     match error:
         case TokenError():
             await _delays.wait(error.delay)
@@ -147,7 +147,7 @@ async def on_refused(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """What Starlette refuses by itself: paths and methods that are not there."""
+    """Return the response for errors of Starlette: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         text = f"{request.method} cannot be done to this"
@@ -340,12 +340,12 @@ def _is_local(host: str) -> bool:
 
 
 def peer(request: Request) -> str:
-    """Who sent a request, for people."""
+    """Return the address of the peer, as text for people."""
     return f"{request.client.host}:{request.client.port}" if request.client else "?"
 
 
 def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
-    """What whoever sent this may do; `reads`: it changes nothing, whatever its method."""
+    """Return the rights of a request's sender; `reads`: it changes nothing, by any method."""
     given = request.headers.get("authorization", "")
     if not given:
         logins: Logins = request.scope["logins"]
@@ -355,7 +355,7 @@ def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
 
 
 def rights_of_token(request: Request, node: Node, given: str | None) -> Rights:
-    """What whoever has this token may do; a wrong one is a TokenError, answered with a delay."""
+    """Return the rights of a token; TokenError, answered with a delay, for an unknown one."""
     token = given or ""
     address = request.client.host if request.client else ""
     now = time.monotonic()

@@ -91,7 +91,7 @@ class Gate:
         return await self._until_durable(asyncio.wrap_future(told))
 
     def tell(self, action: Callable[[], object]) -> None:
-        """Let the broker do this, if it is still there; nobody waits for it."""
+        """Run an action on the broker's thread, if it still runs; do not wait for it."""
         with contextlib.suppress(RefusedError):
             self._post(action)
 
@@ -130,7 +130,7 @@ def _unknown() -> RefusedError:
 
 
 def _settle(told: Future[T], question: Callable[[], T]) -> None:
-    """Let a future have what a call returns or raises."""
+    """Set a future to what a call returns or raises."""
     try:
         told.set_result(question())
     except Exception as error:  # noqa: BLE001 - it is raised where the question was asked

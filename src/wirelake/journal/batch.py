@@ -707,7 +707,7 @@ class _Text:
     @cython.cfunc
     @cython.inline
     def end(self, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """What was put into `data` is the value of this row; return its size."""
+        """End the value of this row, which was put into `data`; return its size."""
         size: cython.Py_ssize_t = self.data.size - self.places.last
         self.places.mark(row, self.data.size)
         return size

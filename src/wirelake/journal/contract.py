@@ -69,7 +69,7 @@ class Space(IntEnum):
 
 
 class Harm(Enum):
-    """What happened to bytes that are no valid record."""
+    """The kind of damage to bytes that are not a valid record."""
 
     #: A write did not end, so nobody was told that it was durable.
     TORN = "torn"

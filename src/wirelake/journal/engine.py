@@ -175,7 +175,7 @@ class Statistics:
 
 
 class _Action(NamedTuple):
-    """What is done when all that was written before it is durable, or when that failed.
+    """A callback for when everything written before it is durable, or for when that failed.
 
     With a partition, only that one has to be durable.
     """
@@ -186,7 +186,7 @@ class _Action(NamedTuple):
 
 
 class _Commit:
-    """What was appended at the end of one turn, and who waits for it."""
+    """The commit of one turn, and the callbacks that wait for it."""
 
     __slots__ = ("actions", "begun", "ends", "failed", "terms", "waiting")
 
@@ -375,7 +375,7 @@ class Engine:
         self._find_queues(partition)
 
     def lose(self, partition: int, why: str = "") -> None:
-        """Let a partition go, and all of it that is not durable; does nothing where it is not here.
+        """Drop a partition, with its changes that are not durable; does nothing if it is not here.
 
         What is on its way to the journal may become durable. With `why`, it is trouble.
         """
@@ -1068,7 +1068,7 @@ class Engine:
                 time.sleep(0.0002)
 
     def _spoiled(self, action: _Action) -> _Action:
-        """What becomes of an action where something that was written before it is thrown away."""
+        """Return what to do with a callback when changes before it are dropped."""
         if action.partition in self._here:
             return action
         return _Action(action.failed or _nothing, action.failed)

@@ -1,4 +1,4 @@
-"""What goes from segments that are complete, and what is written again.
+"""Retention: what is deleted from complete segments, and what is rewritten.
 
 *Retention.* A row of the log belongs to the first rule whose filter its address matches; one
 without a rule stays. The rows of a rule go segment by segment: where all of them are older than the
@@ -96,7 +96,7 @@ class Places:
 
 
 class Kept(NamedTuple):
-    """What stays of a partition: places of the log and of private messages, records."""
+    """What is kept of a partition: places of the log and of private messages, records."""
 
     log: Places
     private: Places

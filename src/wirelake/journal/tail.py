@@ -169,7 +169,7 @@ class Tail:
         segment.headers = []
 
     def close(self) -> None:
-        """Let the file end where its records do, and let it go."""
+        """Truncate the file behind its last record, and close it."""
         if self._file < 0:
             return
         if self._filled > self.segment.size and not self.segment.complete:

@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
         self._hub.unfinished.hold(self, len(self._rest), now)
 
     def _forget_rest(self) -> None:
-        """Let go of what was left over."""
+        """Drop the bytes that were left over."""
         self._rest, self._filled, self._need, self._large = None, 0, 0, False
         self._hub.unfinished.hold(self, 0, 0.0)
 
@@ -325,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.authenticated()
 
     def receive_again(self) -> None:
-        """Let the session look once more at what it left over."""
+        """Give the session the bytes that it left over once more."""
         if self._rest is not None:
             self._take(memoryview(self._rest)[: self._filled], time.monotonic())
 
@@ -399,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._finish()
 
     def _empty(self) -> None:
-        """Let go of what waits here."""
+        """Drop the pending output."""
         budget = self._hub.node.flow.budget
         for piece in self._outbox or ():
             budget.release(piece)
@@ -509,7 +509,7 @@ class Connection(asyncio.BufferedProtocol):
         self.end("it sent nothing for too long")
 
     def _awaited(self) -> str:
-        """What the client has begun and not finished, if so."""
+        """Return what the client has begun and not finished; empty if nothing."""
         if self.session is None:
             return "handshake"
         introduces = DIALECTS[self.session.dialect].introduces_itself
@@ -534,7 +534,7 @@ def _host(transport: asyncio.Transport) -> str:
 
 
 def _name(transport: asyncio.Transport) -> str:
-    """Who the peer is, for people: an address, or a process of this machine."""
+    """Describe the peer, for people: an address, or a process of this machine."""
     match transport.get_extra_info("peername"):
         case (str(host), int(port), *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

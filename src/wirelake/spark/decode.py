@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in one file."""
+    """The plan for one file."""
 
     parts: list[Part]
     faults: list[tuple[str, int, str, str, bytes]]  # file, place, reason, dialect, bytes
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has done."""
+    """The result of a run."""
 
     messages: int
     errors: int
@@ -357,7 +357,7 @@ def _planned(capture: Capture, data: memoryview, found: Found, options: Options)
 
 
 def find_in_dump(data: memoryview, options: Options) -> Found:
-    """What is in a raw dump of one direction."""
+    """Index a raw dump of one direction."""
     if not data:
         return Found()
     try:

@@ -146,7 +146,7 @@ class Found:
 
     @property
     def schema(self) -> Schema | None:
-        """What is proposed; None where there is nothing to propose."""
+        """Return the proposed schema; None if there is none."""
         if self.format is None:
             return None
         kind = struct_of(self.fields)

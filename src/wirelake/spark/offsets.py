@@ -44,7 +44,7 @@ def query_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a partition of the log has: the offsets [first, next)."""
+    """The offsets [first, next) of a partition of the log."""
 
     first: int
     next: int
@@ -279,7 +279,7 @@ def share(start: Offsets, end: Offsets, most: int) -> Offsets:
 
 
 def between(start: Place, end: Place) -> list[Range]:
-    """What lies between two places; all up to the end where it is in another log."""
+    """Return the ranges between two places; up to the end if that is in another log."""
     return ranges(start.offsets if start.is_in(end.log) else {}, end.offsets)
 
 
