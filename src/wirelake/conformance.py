@@ -21,7 +21,7 @@ from wirelake.errors import ProtocolError
 from wirelake.message import Limits, Message, Op
 from wirelake.wire import FrameTable
 
-#: Where streams are split in two everywhere, they have at most so many bytes.
+#: The size limit of streams that are split at every place (bytes).
 EVERYWHERE = 2000
 #: The limits that a dialect is held to.
 SMALL = Limits(message=4096, address=100, headers=1024, sequence=4096)
@@ -131,7 +131,7 @@ class _Kit:
                     yield f"round trip: the {field} {values}"
 
     def splits(self) -> Iterator[str]:
-        """The same messages, however the bytes arrive."""
+        """The messages do not depend on how the bytes arrive."""
         data = self._stream
         whole = self._read([data])
         if self._read([data[k : k + 1] for k in range(len(data))]) != whole:

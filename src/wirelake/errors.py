@@ -37,7 +37,7 @@ class ProtocolError(WirelakeError):
 
 
 class RefusedError(WirelakeError):
-    """A well-formed request that cannot be done; the connection lives on."""
+    """A well-formed request that was refused; the connection stays open."""
 
     def __init__(self, code: str, text: str = "") -> None:
         super().__init__(code, text)
@@ -49,7 +49,7 @@ class RefusedError(WirelakeError):
 
 
 class EngineError(WirelakeError):
-    """What must survive could not be written or read."""
+    """Durable data could not be written or read."""
 
     def __init__(self, reason: str, *, retriable: bool = False) -> None:
         super().__init__(reason)

@@ -76,7 +76,7 @@ OP_LABELS = tuple(op.label for op in Op)
 
 
 class Flag(IntFlag):
-    """What a frame says beside its fields."""
+    """The flags of a frame."""
 
     ACK = 1  # the sender wants to be told when it is done
     RESPONSE = 2  # tmq RS

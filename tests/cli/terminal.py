@@ -32,8 +32,8 @@ class Terminal:
         lines: int = 24,
         program: tuple[str, str] = ("-m", "wirelake"),
     ) -> None:
-        self._screen = pyte.Screen(columns, lines)
-        self._stream = pyte.ByteStream(self._screen)
+        self.screen = pyte.Screen(columns, lines)  # what the emulator has drawn
+        self._stream = pyte.ByteStream(self.screen)
         self.seen = b""  # all that the program wrote
         self._master, slave = pty.openpty()
         self._slave = slave  # kept open, so that its state can be read at the end
@@ -61,7 +61,7 @@ class Terminal:
         """Give the window another size."""
         size = struct.pack("HHHH", lines, columns, 0, 0)
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, size)
-        self._screen.resize(lines, columns)
+        self.screen.resize(lines, columns)
 
     def type(self, keys: str) -> None:
         """Press keys."""
@@ -76,7 +76,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """What is on the screen."""
-        return "\n".join(line.rstrip() for line in self._screen.display)
+        return "\n".join(line.rstrip() for line in self.screen.display)
 
     def wait(self, pattern: str, *, gone: bool = False) -> None:
         """Wait until a pattern is on the screen, or is not any more."""

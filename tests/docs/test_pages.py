@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 SLOW = {
     "docs/demo.md", "docs/howto/count.md", "docs/howto/replay.md",
     "docs/howto/write-back.md", "docs/own-tutorial.md", "docs/spark-decode.md", "docs/spark.md",
-    "docs/tutorial.md",
+    "docs/ten-minutes.md", "docs/tutorial.md",
 }  # fmt: skip
 
 #: What blocks that are only read may tell a reader to do: what no test can do.

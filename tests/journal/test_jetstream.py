@@ -139,7 +139,8 @@ def test_a_prefix_that_no_stream_can_have_is_refused(
 
 
 def test_a_node_needs_no_more_rights_than_the_page_says(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "internals" / "cluster.md").read_text(encoding="utf-8")
     permissions = page.partition("```conf\n")[2].partition("```")[0]
     assert permissions.strip().startswith("permissions {")
     user = f"authorization {{ users: [{{ user: u, password: p, {permissions} }}] }}"

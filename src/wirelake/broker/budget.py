@@ -73,10 +73,10 @@ class Budget:
             self.add(-len(data) - OVERHEAD)
 
     def give_back(self, data: bytes | memoryview) -> None:
-        """The same as `release`, from any thread; it is counted when the broker looks next."""
+        """Release bytes from any thread; they count when the broker looks next."""
         self._returned.append(data)
 
     def add(self, size: int) -> None:
-        """Count so many bytes more, or less: also answers that wait for the disk."""
+        """Add or subtract bytes, also of answers that wait for the disk."""
         self._held += size
         self.is_exceeded = self._held + self._in_transit > self.most

@@ -56,7 +56,7 @@ class Deadlines(Generic[K]):
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float, most: int | None = None) -> Iterator[K]:
-        """Take out the keys whose time is up, the earliest first, and at most so many."""
+        """Remove and return keys whose deadline has passed, earliest first, up to a maximum."""
         while most is None or most > 0:
             earliest = self.next()
             if earliest is None or earliest > now:

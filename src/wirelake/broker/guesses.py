@@ -1,10 +1,10 @@
-"""Wrong tokens: who gives too many of them has to wait, and operators are told.
+"""Wrong tokens: answers to a peer that sends too many are delayed, and operators get an event.
 
 A *connection* may give `FREE` wrong tokens. From then on its tokens are not looked at for a while,
 which doubles with every further wrong one, and after `MOST` attempts it is closed. A connection
 whose first token is right never notices any of this, whoever else shares its address.
 
-An *address* that gives more than `FREE_ADDRESS` wrong tokens in ten minutes is told to operators.
+An *address* that sends more than `FREE_ADDRESS` wrong tokens in ten minutes is an event.
 If it is another machine's, its tokens are not looked at for a while either, but for those that were
 right there before. Addresses of this machine are never barred as a whole, since everybody behind a
 proxy, a tunnel or a container has the same one.
@@ -32,7 +32,7 @@ FREE_ADDRESS = 20
 #: The first wait and the longest one (seconds).
 FIRST = 0.25
 LONGEST = 30.0
-#: Wrong tokens are forgotten after so long (seconds); events of one address come this far apart.
+#: How long wrong tokens count (seconds), and the shortest time between an address's events.
 FORGOTTEN = 600.0
 QUIET = 60.0
 #: Addresses, and right tokens of addresses, that are remembered; the oldest go first.
@@ -127,7 +127,7 @@ class Guesses:
 
 
 def _delay(beyond: int) -> float:
-    """The wait after so many wrong tokens beyond those that cost nothing."""
+    """Return the delay after this many wrong tokens beyond the free ones (seconds)."""
     return 0.0 if beyond <= 0 else min(LONGEST, FIRST * 2.0 ** min(beyond - 1, 30))
 
 

@@ -38,7 +38,7 @@ class Memory(Protocol):
 
 
 class Node:
-    """One broker. Time is told to it: `tick` is called by a clock."""
+    """One broker. It reads no clock: whoever runs it calls `tick` with the time."""
 
     def __init__(
         self,

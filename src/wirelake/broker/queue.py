@@ -348,7 +348,7 @@ class Queue:
         return not most_bytes or self.bytes + size <= most_bytes
 
     def _check_room(self, size: int, messages: int = 0, more: int = 0) -> None:
-        """Raise RefusedError where a message does not fit beside so many, of so many bytes."""
+        """Raise RefusedError if the queue has no room beside this many messages and bytes."""
         name, most = self.settings.name, self.settings.max_messages
         if most and len(self) + messages >= most:
             raise RefusedError("busy", f"the queue {name} is full: it has {most} messages")

@@ -42,7 +42,7 @@ _DELAY = b"delay"
 CHANGES = cython.declare(cython.int, 256)
 SLOT = cython.declare(cython.int, 256)
 
-#: Returned by `assign` when every row has one and the same audience is to be told from several.
+#: What `Routes.sole` returns if the rows have more than one audience.
 MIXED = -1
 
 

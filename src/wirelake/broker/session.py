@@ -1,8 +1,9 @@
 """One connection's side of the broker: bytes in, decisions, bytes out. No sockets.
 
 A session scans what it receives into its dialect's frame table and walks the rows: runs of plain
-publishes go to the router as they are, everything else row by row as messages. What a dialect does
-with an op is in the dialect's own module; no other part of the broker knows dialects.
+publishes go to the router as they are, everything else row by row as messages. What an op means in
+a dialect is in that dialect's own session, a subclass of `Session`. Other parts of the broker know
+a dialect only by its name, to look up its encoder, or a field of its value in the registry.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MOST_APPETITE = 1 << 24
 class Session(Endpoint):
     """What all dialects share. A subclass says what its ops mean and how they are answered."""
 
-    #: What a client that asked is told when its publish is done.
+    #: The op of the answer to a publish that asked for an acknowledgement.
     accepted_by = Op.OK
     #: `control_rows` puts messages into queues, and acknowledges them, many at once.
     does_together = False

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECONDS = 60.0
 MOST_MESSAGES = 200
 MOST_BYTES = 4 << 20
-#: Receivers of a message that are told one by one.
+#: The maximum number of a message's receivers that are listed.
 MOST_RECEIVERS = 50
 #: Rows of a run that are looked at.
 MOST_ROWS = 1_000

@@ -44,7 +44,7 @@ class Latency:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        """It took so long once more."""
+        """Add one observation of this duration."""
         self.classes[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
 

@@ -1,4 +1,4 @@
-"""What a room's past is, from the broker's log over HTTP: history, topic, search, rooms.
+"""A room's past, from the broker's log over HTTP: history, topic, search, rooms.
 
 Everything here blocks, so members call it in threads. Where a broker has no log or no HTTP, or the
 token may not read it, there is no past: a chat works without.

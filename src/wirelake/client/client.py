@@ -1,13 +1,13 @@
-"""The asynchronous client: one interface for all eight dialects.
+"""The asynchronous client: one interface for all dialects.
 
     async with wirelake.connect("kobold-2://host") as c:
         await c.publish("a/b", b"hello", ack=True)
         async for message in c.subscribe("a/#"):
             ...
 
-What a dialect cannot do is refused at once. When a connection is lost it comes back (`lines.py`):
-what was published without `ack` may be lost, what was asked for has failed with `closed`, and
-subscriptions, consumers and services are set up again.
+A method that the dialect does not support raises RefusedError at once. The client reconnects when
+a connection is lost (`lines.py`): publishes without `ack` may be lost, pending requests fail with
+`closed`, and subscriptions, consumers and services are set up again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ S = TypeVar("S", dict[str, Any], list[dict[str, Any]])
 
 
 class Options(TypedDict, total=False):
-    """What can be said beside the URL; times in seconds."""
+    """Options beside the URL; times in seconds."""
 
     client_id: str
     token: str
@@ -71,7 +71,7 @@ class Options(TypedDict, total=False):
 
 
 def connect(url: str, **options: Unpack[Options]) -> Client:
-    """A client of the broker at `url`: use it by `async with`, or `await` it and `close` it."""
+    """Return a client of the broker at `url`; use `async with`, or `await` and `close` it."""
     return Client(url, **options)
 
 
@@ -92,12 +92,12 @@ class Client:
 
     @property
     def dialect(self) -> str:
-        """The dialect it speaks."""
+        """The name of the client's dialect."""
         return self._lines.dialect
 
     @property
     def client_id(self) -> str:
-        """The id that the broker knows it by; empty where it has none."""
+        """The client's id; empty if it has none."""
         main = self._lines.main
         return main.client_id if main else self._lines.place.client_id
 
@@ -112,7 +112,7 @@ class Client:
         return self.__aenter__().__await__()
 
     async def close(self) -> None:
-        """Hang up; subscriptions end, and what was published goes out first."""
+        """Flush pending publishes, disconnect, and end all subscriptions."""
         await self._lines.close()
 
     # Publishing
@@ -129,7 +129,7 @@ class Client:
         ack: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Publish a message; with `ack`, return when the broker says that it is done.
+        """Publish a message; with `ack`, return when the broker has acknowledged it.
 
         `ttl` is in milliseconds, in TMQ a number of hops (0 to 63).
         """
@@ -149,10 +149,10 @@ class Client:
     ) -> None:
         """Publish (address, payload) pairs, messages or an Arrow record batch, as one buffer.
 
-        What the dialect has no place for beside address and payload is left out. All or nothing
-        is sent: if one of them cannot be said at all, RefusedError. With `ack`, return when the
-        broker has acknowledged every one of them; RefusedError says how many it refused, and why
-        the first.
+        Fields that the dialect has no place for are left out. Raises RefusedError, and sends
+        nothing, if the dialect cannot express one of the messages. With `ack`, returns when the
+        broker has acknowledged all of them; RefusedError says how many it refused, and why it
+        refused the first.
         """
         most = self._lines.settings.limits.message
         keys: list[str] = []
@@ -180,9 +180,9 @@ class Client:
     # Subscribing
 
     def subscribe(self, filter: str) -> Messages:
-        """The messages of a filter, by `async for`, or by `async with` and then `async for`.
+        """Subscribe to a filter; use `async for`, or `async with` and then `async for`.
 
-        Those of a queue are acknowledged by their being taken. An mfp frame carries no address:
+        Taking a message of a queue acknowledges it. An mfp frame carries no address:
         with several filters every subscription gets the messages of all of them, and a message
         has an address only where the one filter has no wildcard.
         """
@@ -197,7 +197,7 @@ class Client:
         )
 
     def direct(self) -> Messages:
-        """The messages that other clients send to this one."""
+        """Receive the messages that other clients send to this one."""
         require(self.dialect, "direct message")
         inbox: Inbox[Message] = self._lines.inbox()
 
@@ -218,11 +218,11 @@ class Client:
     # Queues, the data store and what the broker tells of itself
 
     def queue(self, name: str) -> Queue:
-        """A queue by its name."""
+        """Return the queue of this name."""
         return Queue(self._lines, name)
 
     async def queues(self) -> list[dict[str, Any]]:
-        """The state of every queue: its name, mode, messages, consumers and so on."""
+        """Return the state of every queue: its name, mode, messages, consumers and so on."""
         require(self.dialect, "list of queues")
         answer = await self._lines.line().ask(lambda speech: speech.list_queues())
         return _state(answer, list)
@@ -234,7 +234,7 @@ class Client:
         return Store(self._lines)
 
     async def info(self) -> dict[str, Any]:
-        """The state of the broker: its connections, subscriptions, counters and so on."""
+        """Return the broker's state: connections, subscriptions, counters and so on."""
         require(self.dialect, "state of the broker")
         asked = Message(op=Op.INFO, address="$node")
         return _state(await self._lines.line().ask(lambda speech: speech.control(asked)), dict)
@@ -244,16 +244,16 @@ class Client:
     async def stream_to(
         self, client_id: str, *, info: bytes = b"", timeout: float | None = None
     ) -> Stream:
-        """A byte stream to a client, which learns who opened it and `info`; use `async with`."""
+        """Open a byte stream to a client, which gets our id and `info`; use `async with`."""
         require(self.dialect, "byte stream")
         if not client_id:
             raise RefusedError("bad_request", "a stream has a client id to go to")
         return await self._lines.streams.open(self._lines.line(), client_id, bytes(info), timeout)
 
     def streams(self) -> Arrivals[Stream]:
-        """The streams that other clients open to this one; without this they are refused.
+        """Accept the streams that other clients open to this one; otherwise they are refused.
 
-        Those that come in the first moment, before the program has got here, wait for it.
+        Streams that come within a second before the first call wait for it.
         """
         require(self.dialect, "byte stream")
         inbox: Inbox[Stream] = self._lines.inbox()
@@ -277,7 +277,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
     ) -> Message:
-        """Send a request to a service; its reply, or RefusedError."""
+        """Send a request to a service and return its reply; RefusedError if there is none."""
         require(self.dialect, "request/reply")
         message = message_for(self.dialect, check_topic(address), payload, headers=headers)
         if not DIALECTS[self.dialect].ttl_in_hops:
@@ -287,8 +287,8 @@ class Client:
     def serve(self, address: str, handler: Handler) -> Service:
         """Answer the requests to an address, while inside `async with`.
 
-        The handler is given the request and returns the reply, as bytes or a message. What it
-        raises is logged, and the request has no reply: no dialect lets a service refuse.
+        The handler gets the request and returns the reply, as bytes or a message. An exception
+        in it is logged, and the request gets no reply: no dialect lets a service refuse.
         """
         require(self.dialect, "service")
         return Service(self._lines, check_topic(address), handler, self._lines.inbox())
@@ -305,7 +305,7 @@ class Client:
         ack: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Send a message to one client; with `ack`, RefusedError when there is none of that id."""
+        """Send a message to one client; with `ack`, RefusedError if no client has that id."""
         require(self.dialect, "direct message")
         if not client_id:
             raise RefusedError("bad_request", "a direct message has a client id to go to")
@@ -318,7 +318,7 @@ class Client:
             await self._lines.line().send(lambda speech: [message], timeout)
 
     async def ping(self, *, timeout: float | None = None) -> float:
-        """Ask the broker for a sign of life; the seconds that it took."""
+        """Ping the broker; return the round-trip time in seconds."""
         require(self.dialect, "ping")
         began = asyncio.get_running_loop().time()
         await self._lines.line().ask(lambda speech: speech.ping(), timeout)
@@ -326,7 +326,7 @@ class Client:
 
 
 def _state(answer: Message, kind: type[S]) -> S:
-    """What the broker tells of itself, as JSON or CBOR, whichever the dialect uses."""
+    """Ask for a part of the broker's state, and decode it: JSON or CBOR, by dialect."""
     try:
         if DIALECTS[answer.dialect].tells_json:
             state = json.loads(answer.payload)

@@ -1,13 +1,13 @@
-"""One connection that is kept up: it asks and is answered, and comes back when it is lost.
+"""One connection that reconnects: it sends requests, matches answers, and fills inboxes.
 
-A `Line` dials, greets, lets its owner restore what was standing (subscriptions, services), and then
-reads until the connection ends; then it tries again, after a while that doubles each time. What was
-asked and not answered when a connection ends has failed with `closed`. What belongs to one
-connection (a reply, an acknowledgement, a byte stream) names its `epoch`, and goes to no other.
+A `Line` connects, sends the handshake, lets its owner restore subscriptions and services, and then
+reads until the connection ends; then it reconnects, with exponential backoff. Requests without an
+answer when a connection ends fail with `closed`. What belongs to one connection (a reply, an
+acknowledgement, a byte stream) names its `epoch`, and is sent on no other.
 
-What comes in goes to inboxes, which are bounded. While one is full the line reads no more, so that
-the broker sees a slow consumer; but an answer that is waited for lies behind what is not read. So
-while there is one, inboxes stretch, to `STRETCH` times their size and no further.
+Inboxes are bounded. While one is full the line stops reading, so that the broker sees a slow
+consumer. But answers arrive behind unread messages: so while a call waits for an answer, inboxes
+may grow to `STRETCH` times their size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ GOODBYE = 1.0
 MAX_UNANSWERED = 2
 #: Bytes written and not gone out that a writer has to wait for.
 OUTBOX = 256 << 10
-#: Whoever writes in a loop lets others have a turn after so many times.
+#: A loop of writes yields to the event loop after this many.
 TURNS = 64
 
 log = logging.getLogger("wirelake.client")
@@ -48,7 +48,7 @@ log = logging.getLogger("wirelake.client")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How patient a client is; times in seconds."""
+    """Timeouts and backoff of a client; times in seconds."""
 
     timeout: float = 30.0
     reconnect: bool = True
@@ -110,7 +110,7 @@ class Line:
     # For the owner
 
     async def open(self) -> None:
-        """Connect for the first time; what goes wrong now is raised, not tried again."""
+        """Connect for the first time; raises on failure, without a retry."""
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._keep_up(opened))
         try:
@@ -120,7 +120,7 @@ class Line:
             raise
 
     async def close(self) -> None:
-        """Hang up: what was written goes out first, if the broker reads it."""
+        """Flush pending output, if the broker reads it, and disconnect."""
         self._closing = True
         task = self._task
         if task is None:
@@ -186,7 +186,7 @@ class Line:
         )
 
     async def insist(self, say: Callable[[Speech], Ask]) -> None:
-        """Ask for what may be asked twice, again if the connection breaks meanwhile."""
+        """Send an idempotent request, and retry it if the connection breaks meanwhile."""
         try:
             async with asyncio.timeout(self.settings.timeout):
                 while True:
@@ -346,7 +346,7 @@ class Line:
             self.settings.on_connection(trouble)
 
     def _may_return(self, failures: int) -> bool:
-        """Is it worth trying once more?"""
+        """Return whether to reconnect after this error."""
         if isinstance(self._trouble, RefusedError) and self._trouble.code == "unauthorized":
             return False
         most = self.settings.max_attempts
@@ -456,7 +456,7 @@ class Line:
         raise TimeoutError(f"{MAX_UNANSWERED} pings had no answer")
 
     def _keep_alive(self) -> None:
-        """Be heard of: a client that is silent is taken for gone (spec: identity, tmq 3)."""
+        """Send heartbeats: a silent client is taken for gone (spec: identity, tmq 3)."""
         silent = asyncio.get_running_loop().time() - self._spoke
         if self._can_ping and self._up.is_set() and silent > self.settings.keepalive / 2:
             self._write([self.speech.sign_of_life()])

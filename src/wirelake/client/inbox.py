@@ -1,8 +1,8 @@
-"""What came in, until somebody takes it.
+"""Incoming items, until the program takes them.
 
-An inbox is bounded: whoever fills it looks at `is_full` before it reads on. `Arrivals` is how a
-program sees one: a loop over what comes, which is asked for when the loop begins and not any more
-when it is left.
+An inbox is bounded: the reader of the socket checks `is_full` before it reads on. `Arrivals` is how
+a program sees an inbox: a loop over incoming items, which subscribes when the loop begins and
+unsubscribes when it is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE = 1.0
 
 
 class Inbox(Generic[T]):
-    """Things that came in and were not taken yet: at most so many, of so many bytes."""
+    """Items that came in and were not taken yet, limited in number and in bytes."""
 
     def __init__(self, limit: int, byte_limit: int) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class Inbox(Generic[T]):
         return len(self._items)
 
     def put(self, item: T, size: int) -> None:
-        """Add an item of so many bytes; whoever does so looks at `is_full` before the next one."""
+        """Add an item of this size in bytes; the caller checks `is_full` before the next one."""
         if not self._ended:
             self._bytes += size
             self._items.append((item, size))
@@ -125,7 +125,7 @@ class Listeners(Generic[T]):
             self._unwanted(item)
 
     def put(self, item: T, size: int) -> Sequence[Inbox[T]]:
-        """Something of so many bytes has come; the inboxes that got it."""
+        """Put an item, of this size in bytes, into inboxes; return those that got it."""
         if not self.inboxes:
             return self._put_early(item, size)
         inboxes = [min(self.inboxes, key=len)] if self._one else self.inboxes
@@ -198,7 +198,7 @@ class Arrivals(Generic[T]):
                     yield one
 
     async def receive(self, timeout: float | None = None) -> T:
-        """The next one; RefusedError when none comes in time, or none ever will."""
+        """Return the next item; RefusedError after the timeout, or if no more will come."""
         try:
             async with asyncio.timeout(timeout):
                 return await self.__anext__()

@@ -1,8 +1,8 @@
-"""Queues, as a client sees them: messages that are kept until somebody has acknowledged them.
+"""Queues, as a client sees them: messages that are kept until a consumer has acknowledged them.
 
 A delivery belongs to the connection that brought it. When that is lost, or its consumer leaves, the
-broker gives the message to somebody else, and acknowledging it is refused. So a consumer settles
-what it has before it leaves.
+broker delivers the message again, and a late acknowledgement is refused. So a consumer must
+acknowledge its messages before it leaves.
 
 The names of ops and parameters are those of the specification (queues; kobold; tmq 4 to 7).
 """
@@ -55,14 +55,14 @@ class Delivery:
         return cls(replace(message, parameters=said.but(attempt=None)), attempt, line)
 
     async def ack(self, *, timeout: float | None = None) -> None:
-        """It is done: return when the broker says so (in TMQ: has read it)."""
+        """Acknowledge it; return when the broker has confirmed it (in TMQ: has read it)."""
         if self._line is not None:
             await self._line.ask(
                 lambda speech: speech.settle(self.message, done=True), timeout, epoch=self._epoch
             )
 
     async def nack(self, requeue: bool = True, *, timeout: float | None = None) -> None:
-        """It is not done: it goes to another consumer, or without `requeue` to the dead letters."""
+        """Refuse it: it returns to the queue, or without `requeue` becomes a dead letter."""
         require(self.message.dialect, "nack")
         if not requeue:
             require(self.message.dialect, "nack without requeue")
@@ -81,14 +81,14 @@ class Delivery:
         return self.message
 
     def give_back(self) -> None:
-        """Nobody here wants it."""
+        """Return it to the queue, as nothing here consumes it."""
         if self._line is not None:
             said = self._line.speech.settle(self.message, done=False)
             self._line.mention(said.message, self._epoch)
 
 
 class Pull:
-    """A request for so many messages, and those that have come."""
+    """A request for a number of messages, and those that have come."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -122,10 +122,11 @@ class Queue:
         ack: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Put a message into the queue; with `ack`, return when it is kept for good.
+        """Put a message into the queue; with `ack`, return when it is durable.
 
-        `ack` is true where the dialect can. `delay` and `ttl` are in milliseconds (a ttl of TMQ is
-        a number of hops). The queue is made if need be, but boson-text and mfp cannot do that.
+        By default `ack` is true if the dialect supports it. `delay` and `ttl` are in milliseconds
+        (a ttl of TMQ is a number of hops). Creates the queue if it does not exist; boson-text and
+        mfp cannot.
         """
         if delay:
             require(self._lines.dialect, "delay")
@@ -145,9 +146,10 @@ class Queue:
             await line.send(lambda speech: [speech.put(message, ack=False).message], timeout)
 
     def consume(self, *, prefetch: int = PREFETCH) -> Arrivals[Delivery]:
-        """The queue's messages, by `async for`, or by `async with` and then `async for`.
+        """Consume the queue; use `async for`, or `async with` and then `async for`.
 
-        At most `prefetch` are here unacknowledged. Leaving gives back what was not acknowledged.
+        At most `prefetch` messages are unacknowledged at a time. When the loop is left,
+        unacknowledged messages return to the queue.
         """
         if not 1 <= prefetch <= MAX_COUNT:
             raise RefusedError("bad_request", f"a prefetch is 1 to {MAX_COUNT}")
@@ -190,7 +192,7 @@ class Queue:
     async def declare(
         self, *, mode: str = "round-robin", ack_timeout: float = 30.0, max_deliveries: int = 5
     ) -> None:
-        """Make the queue; refused with `exists` where it is there. Only TMQ can."""
+        """Create the queue; RefusedError (`exists`) if there is one. TMQ only."""
         require(self._lines.dialect, "declaration of queues")
         if mode not in MODES:
             raise RefusedError("bad_request", f"{mode} is no mode; there are {', '.join(MODES)}")
@@ -199,7 +201,7 @@ class Queue:
         self._lines.declared[self.name] = line.epoch
 
     async def remove(self) -> None:
-        """Remove the queue with all that is in it. Only TMQ can."""
+        """Remove the queue with its messages. TMQ only."""
         require(self._lines.dialect, "declaration of queues")
         self._lines.declared.pop(self.name, None)
         await self._lines.line().ask(lambda speech: speech.remove(self.name))

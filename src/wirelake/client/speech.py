@@ -146,7 +146,7 @@ class Speech(ABC):
         return self.dequeue(queue, 1, 0.0)
 
     def dequeue(self, queue: str, number: int, wait: float) -> Ask:
-        """Ask for so many messages of a queue, and wait so many seconds for them."""
+        """Ask for up to `number` messages of a queue, and wait `wait` seconds for them."""
         said = Parameters(count=number, wait=wait)
         return self.control(Message(op=Op.DEQUEUE, address=queue, parameters=said))
 

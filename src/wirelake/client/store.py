@@ -1,9 +1,9 @@
 """The broker's data store, as a client sees it: keys with a value and a revision.
 
-A watch has a connection of its own, since no dialect can take a watch back: hanging up is the only
-way. It comes back when it is lost. A watch from a revision then asks for the latest change of every
-key again, and leaves out what it has told already, so it misses no key's latest state; a watch from
-now on misses what changed in between.
+A watch has its own connection, since no dialect can cancel a watch except by disconnecting. It
+reconnects when it is lost. A watch from a revision then asks for the latest change of every key
+again, and skips what it has already yielded, so it misses no key's latest state; a watch without a
+revision misses what changed in between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of a key; without a value it was deleted."""
+    """A change of a key; without a value, the key was deleted."""
 
     key: str
     value: bytes | None
@@ -53,22 +53,25 @@ class Store:
         self._lines = lines
 
     async def create(self, key: str, value: bytes, *, ttl: int = 0) -> int:
-        """Make a key that is not there (else `exists`); its revision."""
+        """Create a key; return its revision. RefusedError (`exists`) if it exists."""
         return _revision(await self._ask(Op.CREATE, key, value, ttl=ttl))
 
     async def read(self, key: str) -> Entry:
-        """A key that is there (else `not_found`)."""
+        """Return a key with its value; RefusedError (`not_found`) if it does not exist."""
         answer = await self._ask(Op.READ, key)
         return Entry(key, answer.payload, _revision(answer))
 
     async def update(
         self, key: str, value: bytes, *, revision: int | None = None, ttl: int = 0
     ) -> int:
-        """Change a key that is there, and has this revision (else `conflict`); its new one."""
+        """Change a key; return its new revision.
+
+        RefusedError: `not_found`, or `conflict` if the key has another revision than `revision`.
+        """
         return _revision(await self._ask(Op.UPDATE, key, value, revision, ttl))
 
     async def put(self, key: str, value: bytes, *, ttl: int = 0) -> int:
-        """Set a key, whether it is there or not; its revision."""
+        """Create or update a key; return its revision."""
         while True:  # each time around, somebody else made or deleted it in between
             try:
                 return await self.update(key, value, ttl=ttl)
@@ -82,11 +85,11 @@ class Store:
                     raise
 
     async def delete(self, key: str, *, revision: int | None = None) -> int:
-        """Delete a key that is there, and has this revision (else `conflict`); its last one."""
+        """Delete a key; return its last revision. RefusedError as for `update`."""
         return _revision(await self._ask(Op.DELETE, key, revision=revision))
 
     async def keys(self, filter: str = "#") -> list[Entry]:
-        """The keys that a filter matches, with their values, by name."""
+        """Return the keys that match a filter, with their values, ordered by name."""
         check_filter(filter)
         if not has_wildcard(filter):
             try:
@@ -103,9 +106,10 @@ class Store:
         return sorted(entries, key=lambda entry: entry.key)
 
     def watch(self, filter: str, *, revision: int | None = None) -> Arrivals[Change]:
-        """Every change of the keys that a filter matches, from now on.
+        """Watch the changes of all keys that match a filter, from now on.
 
-        With a revision, first the latest change of every key that has come to it: 1 is all keys.
+        With a revision, first yields the latest change of every key whose revision is at least
+        that: 1 yields all keys.
         """
         check_filter(filter)
         if revision is not None and revision < 1:

@@ -1,10 +1,10 @@
 """Byte streams to and from other clients.
 
-A stream is two-way, and either side ends it for both: there is no closing of one direction alone.
-The broker keeps nothing of it. What came in and was not read is bounded like an inbox: while it is
-full the client reads no more from its socket, the broker then reads no more from the writer, and
-the writer waits in `write`. So a stream that nobody reads holds up everything else that the client
-gets (spec: byte streams; decision 34).
+A stream is two-way, and either side closes it for both: one direction cannot be closed alone. The
+broker stores nothing of it. Unread bytes are bounded like an inbox: while they fill it, the client
+reads no more from its socket, then the broker reads no more from the writer, and the writer waits
+in `write`. So a stream that a program does not read holds up everything else that the client
+receives (spec: byte streams; decision 34).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Stream:
         await self.close("closed" if error else "")
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; waits while the other side does not read. An error once it has ended."""
+        """Send bytes; waits while the other side does not read. RefusedError after the end."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), PIECE):
             piece = bytes(view[start : start + PIECE])
@@ -74,7 +74,7 @@ class Stream:
             self.sent += len(piece)
 
     async def read(self) -> bytes:
-        """The next bytes, as many as came at once; none at a clean end, else an error."""
+        """Return the next bytes; empty at a clean end, RefusedError at any other."""
         try:
             return await self.inbox.get()
         except StopAsyncIteration:
@@ -85,7 +85,7 @@ class Stream:
             yield chunk
 
     async def close(self, code: str = "") -> None:
-        """End it; a code tells the other side that it is not complete. What came is dropped."""
+        """Close it and drop unread bytes; a code tells the other side it is incomplete."""
         self.drop(code)
 
     def drop(self, code: str) -> None:

@@ -1,4 +1,4 @@
-"""The blocking client: a thin face over the asynchronous one, which runs in a thread of its own.
+"""The blocking client: a thin layer over the asynchronous one, which runs in its own thread.
 
     with wirelake.connect_sync("mfp://host") as c:
         c.publish("a/b", b"hello")
@@ -62,7 +62,7 @@ def _loop_thread() -> LoopThread:
 
 
 def connect_sync(url: str, **options: Unpack[Options]) -> SyncClient:
-    """A connected client of the broker at `url`: use it by `with`, or `close` it."""
+    """Return a connected client of the broker at `url`; use `with`, or `close` it."""
     return SyncClient(Client(url, **options))
 
 
@@ -98,12 +98,12 @@ class SyncClient(_Face[Client]):
 
     @property
     def dialect(self) -> str:
-        """The dialect it speaks."""
+        """The name of the client's dialect."""
         return self._inner.dialect
 
     @property
     def client_id(self) -> str:
-        """The id that the broker knows it by; empty where it has none."""
+        """The client's id; empty if it has none."""
         return self._inner.client_id
 
     def __enter__(self) -> SyncClient:
@@ -122,11 +122,11 @@ class SyncClient(_Face[Client]):
     queues = _blocking(Client.queues)
 
     def subscribe(self, filter: str) -> SyncArrivals[Message]:
-        """The messages of a filter, by `for`, or by `with` and then `for`."""
+        """Subscribe to a filter; use `for`, or `with` and then `for`."""
         return SyncArrivals(self._thread, self._inner.subscribe(filter))
 
     def direct(self) -> SyncArrivals[Message]:
-        """The messages that other clients send to this one."""
+        """Receive the messages that other clients send to this one."""
         return SyncArrivals(self._thread, self._inner.direct())
 
     def serve(self, address: str, handler: PlainHandler) -> SyncService:
@@ -149,14 +149,14 @@ class SyncClient(_Face[Client]):
     def stream_to(
         self, client_id: str, *, info: bytes = b"", timeout: float | None = None
     ) -> SyncStream:
-        """A byte stream to a client, which learns who opened it and `info`; use `with`."""
+        """Open a byte stream to a client, which gets our id and `info`; use `with`."""
         opening = self._inner.stream_to(client_id, info=info, timeout=timeout)
         return SyncStream(self._thread, self._thread.run(opening))
 
     def streams(self) -> SyncArrivals[SyncStream]:
-        """The streams that other clients open to this one; without this they are refused.
+        """Accept the streams that other clients open to this one; otherwise they are refused.
 
-        Those that come in the first moment, before the program has got here, wait for it.
+        Streams that come within a second before the first call wait for it.
         """
         arrivals = self._inner.streams()
         return SyncArrivals(self._thread, arrivals, lambda one: SyncStream(self._thread, one))
@@ -203,7 +203,7 @@ class SyncArrivals(_Face[Arrivals[Any]], Generic[T]):
             yield from self
 
     def receive(self, timeout: float | None = None) -> T:
-        """The next one; RefusedError if none arrives in time, or there will be no more."""
+        """Return the next item; RefusedError after the timeout, or if no more will come."""
         with suppress(IndexError):
             return self._face(self._taken.popleft())
         return self._face(self._thread.run(self._inner.receive(timeout)))
@@ -240,7 +240,7 @@ class SyncQueue(_Face[Queue]):
         return [SyncDelivery(self._thread, one) for one in taken]
 
     def consume(self, *, prefetch: int = 100) -> SyncArrivals[SyncDelivery]:
-        """The queue's messages, by `for`, or by `with` and then `for`."""
+        """Consume the queue; use `for`, or `with` and then `for`."""
         arrivals = self._inner.consume(prefetch=prefetch)
         return SyncArrivals(self._thread, arrivals, lambda one: SyncDelivery(self._thread, one))
 
@@ -253,7 +253,7 @@ class SyncDelivery(_Face[Delivery]):
 
     @property
     def message(self) -> Message:
-        """What was put into the queue."""
+        """The message that was put into the queue."""
         return self._inner.message
 
     @property
@@ -273,7 +273,7 @@ class SyncStore(_Face[Store]):
     keys = _blocking(Store.keys)
 
     def watch(self, filter: str, *, revision: int | None = None) -> SyncArrivals[Change]:
-        """Every change of the keys that a filter matches."""
+        """Watch the changes of all keys that match a filter."""
         return SyncArrivals(self._thread, self._inner.watch(filter, revision=revision))
 
 
@@ -301,7 +301,7 @@ class SyncStream(_Face[Stream]):
 
     @property
     def info(self) -> bytes:
-        """What the opener said about it."""
+        """The `info` that its opener gave."""
         return self._inner.info
 
     @property

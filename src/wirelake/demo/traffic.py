@@ -47,7 +47,7 @@ Life = Callable[[Client], Coroutine[Any, Any, None]]
 
 
 async def live(town: Town, duration: float) -> None:
-    """Run all clients for so many seconds, and let them finish what they have begun.
+    """Run all clients for this many seconds, and let them finish what they have begun.
 
     Raises RefusedError: `closed` if there is no broker, `conflict` if another demo runs there.
     """

@@ -39,7 +39,7 @@ class Dialect:
     encoder: Part
     #: A rule `f(head) -> str | None`: the dialect of a stream that begins with `head`, "" if it is
     #: another, None where more bytes must tell. On `auto`, rules are asked by rank. Dialects that
-    #: are told apart together share one. Without a rule a dialect is not on `auto`.
+    #: are distinguished together share one. Without a rule a dialect is not on `auto`.
     detect: Part | None = None
     rank: int = 100
     #: The rule on the family's own listener, where there is less to tell apart.
@@ -69,7 +69,7 @@ class Dialect:
     has_addresses: bool = True
     #: A frame's address may have been set by an earlier frame.
     has_topic_frames: bool = False
-    #: States and lists are told as JSON, not as CBOR.
+    #: States and lists are sent as JSON, not as CBOR.
     tells_json: bool = False
     #: A publish that asks for a response is a request.
     requests_by_publish: bool = False

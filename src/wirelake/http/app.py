@@ -95,7 +95,7 @@ class Api:
         self.console = Console(gate, ledger, self._executor, about, listeners)
 
     def stop_events(self) -> None:
-        """Let every event stream end."""
+        """End every event stream."""
         for events in list(self._events):
             events.end()
         self.console.stop_live()
@@ -281,7 +281,7 @@ class Api:
 
 
 def routes(api: Api) -> list[Resource]:
-    """What is where; the longer paths first, since an address may have any number of slashes."""
+    """Return the routes, longer paths first, since an address may have any number of slashes."""
     admin, keys, console = api.admin, api.keys, api.console
     return [
         Resource("/", GET=console.page),

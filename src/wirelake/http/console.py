@@ -67,18 +67,18 @@ T = TypeVar("T")
 
 #: Seconds of rates that can be asked for.
 MOST_SECONDS = 3600
-#: Receivers of an address that are told one by one.
+#: The maximum number of an address's receivers that are listed.
 MOST_SHOWN = 200
 #: The body of a login, in bytes.
 MAX_LOGIN = 4096
 
-#: What a search in the log is told.
+#: The parameters of a search in the log.
 _SEARCH = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
 _KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Console:
-    """What a browser needs beside the interface that everybody uses."""
+    """The requests that only the console uses."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Console:
         self.logins = Logins(gate.node)
 
     def stop_live(self) -> None:
-        """Let every stream end."""
+        """End every stream."""
         for live in list(self._live):
             live.end()
 

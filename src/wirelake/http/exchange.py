@@ -73,9 +73,9 @@ PROTECTION = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 
-#: A client may pause so long within a body (seconds).
+#: The timeout for more bytes of a body (seconds).
 PATIENCE = 30.0
-#: After that, a body must have come with so many bytes a second.
+#: After that, the minimum average rate of a body (bytes a second).
 MIN_RATE = 1024
 #: The longest that the answer to a wrong token waits (seconds), and how many wait at a time.
 LONGEST_DELAY = 5.0
@@ -107,13 +107,13 @@ def refused(
 
 
 class TokenError(RefusedError):
-    """A token that nobody has; the answer waits for so many seconds."""
+    """An unknown token; the answer is delayed by this many seconds."""
 
     delay = 0.0
 
 
 class PreconditionError(RefusedError):
-    """What the client expected of a key is not so."""
+    """A precondition of the client (`If-Match`, `If-None-Match`) does not hold."""
 
 
 class RangeError(RefusedError):
@@ -125,7 +125,7 @@ class RangeError(RefusedError):
 
 
 async def on_refused(request: Request, error: Exception) -> Response:
-    """What a RefusedError or an EngineError is to a client."""
+    """Return the response for a RefusedError or an EngineError."""
     match error:
         case TokenError():
             await _delays.wait(error.delay)
@@ -147,7 +147,7 @@ async def on_refused(request: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """What Starlette refuses by itself: paths and methods that are not there."""
+    """Return the response for errors of Starlette: unknown paths and methods."""
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         text = f"{request.method} cannot be done to this"
@@ -215,14 +215,14 @@ class Stream(StreamingResponse):
 
 
 class _Delays:
-    """Answers to wrong tokens that wait, up to so many at a time: they hold a connection each."""
+    """Delayed answers to wrong tokens, limited in number: each holds a connection."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting = 0
 
     async def wait(self, seconds: float) -> None:
-        """Wait for so long, or for a moment where too many wait already."""
+        """Wait this many seconds, or only a moment if too many answers wait already."""
         if self._waiting >= self._most:
             return
         self._waiting += 1
@@ -243,13 +243,13 @@ class Memory:
         self._held = 0
 
     def take(self, size: int) -> None:
-        """Hold so many more, or refuse."""
+        """Hold this many more, or raise RefusedError."""
         if self._held + size > self._most:
             raise RefusedError("busy", "too much is being published by HTTP at the same time")
         self._held += size
 
     def give_back(self, size: int) -> None:
-        """Hold so many less."""
+        """Hold this many less."""
         self._held -= size
 
 
@@ -340,12 +340,12 @@ def _is_local(host: str) -> bool:
 
 
 def peer(request: Request) -> str:
-    """Who sent a request, for people."""
+    """Return the address of the peer, as text for people."""
     return f"{request.client.host}:{request.client.port}" if request.client else "?"
 
 
 def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
-    """What whoever sent this may do; `reads`: it changes nothing, whatever its method."""
+    """Return the rights of a request's sender; `reads`: it changes nothing, by any method."""
     given = request.headers.get("authorization", "")
     if not given:
         logins: Logins = request.scope["logins"]
@@ -355,7 +355,7 @@ def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
 
 
 def rights_of_token(request: Request, node: Node, given: str | None) -> Rights:
-    """What whoever has this token may do; a wrong one is a TokenError, answered with a delay."""
+    """Return the rights of a token; TokenError, answered with a delay, for an unknown one."""
     token = given or ""
     address = request.client.host if request.client else ""
     now = time.monotonic()
@@ -389,7 +389,7 @@ def path_part(request: Request, name: str) -> str:
 
 
 def query(request: Request, *known: str) -> dict[str, list[str]]:
-    """The parameters of the query, of which these may be there; a wrong one is told."""
+    """Return the query's parameters; RefusedError for one that is not among these."""
     try:
         # As latin-1 at first: a replacement character would hide what is not UTF-8.
         pairs = parse_qsl(

@@ -33,18 +33,18 @@ from wirelake.journal.engine import BOUNDS
 
 T = TypeVar("T")
 
-#: Rows of the log that are counted a second; addresses, and who sends where, that are told.
+#: Rows of the log counted per second; addresses, and pairs of sender and address, shown.
 MOST_ROWS = 100_000
 MOST_ADDRESSES = 10_000
 MOST_EDGES = 300
-#: Connections that are told, those with the most traffic; and top talkers.
+#: Connections shown, those with the most traffic; and top talkers.
 MOST_CONNECTIONS = 1_000
 TALKERS = 8
-#: Queues that are told one by one, the longest.
+#: The number of queues shown, the longest first.
 MOST_QUEUES = 500
 #: How long figures are good for (seconds): pages ask once a second.
 FRESH = 0.8
-#: Rates are averages over so many seconds.
+#: The window over which rates are averaged (seconds).
 WINDOW = 5
 
 

@@ -1,7 +1,9 @@
-"""The one way from HTTP to the broker, which lives on another thread.
+"""Calls from HTTP to the broker, which runs on another thread.
 
-A question is called on the broker's thread and waited for, but not for ever: a broker that does not
-answer is a clear refusal, and a question that was given up is not asked any more.
+A question runs on the broker's thread, with a timeout: if the broker does not answer, the request
+is refused, and a question that timed out is not run later. Everything that changes the broker's
+state goes through here. HTTP's threads read the log directly (`Engine.read` is for any thread), and
+a few values that the broker only replaces as a whole, such as limits.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ class Gate:
         self._durable = durable
 
     async def ask(self, question: Callable[[], T]) -> T:
-        """What the broker says to this."""
+        """Run a question on the broker's thread; return its result.
+
+        Raises RefusedError: what the question raises, or `busy` if the broker does not answer.
+        """
         told: Future[T] = Future()
 
         def call() -> None:
@@ -53,7 +58,11 @@ class Gate:
             raise RefusedError("busy", "the broker does not answer") from None
 
     async def change(self, change: Callable[[], T]) -> T:
-        """The same, for what must be durable before it is told."""
+        """Run a change on the broker's thread; return its result once it is durable.
+
+        Raises RefusedError: what the change raises, `timeout` if it is not durable in time, `busy`
+        if its commit failed.
+        """
         told: Future[T] = Future()
 
         def call() -> None:
@@ -82,7 +91,7 @@ class Gate:
         return await self._until_durable(asyncio.wrap_future(told))
 
     def tell(self, action: Callable[[], object]) -> None:
-        """Let the broker do this, if it is still there; nobody waits for it."""
+        """Run an action on the broker's thread, if it still runs; do not wait for it."""
         with contextlib.suppress(RefusedError):
             self._post(action)
 
@@ -121,7 +130,7 @@ def _unknown() -> RefusedError:
 
 
 def _settle(told: Future[T], question: Callable[[], T]) -> None:
-    """Let a future have what a call returns or raises."""
+    """Set a future to what a call returns or raises."""
     try:
         told.set_result(question())
     except Exception as error:  # noqa: BLE001 - it is raised where the question was asked

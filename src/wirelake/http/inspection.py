@@ -17,7 +17,7 @@ from wirelake.message import LARGEST, Flag, Limits, Message, Op
 from wirelake.wire import FrameTable
 from wirelake.wire.parameters import headers_of
 
-#: Bytes that are looked at, and messages in them that are told.
+#: The maximum number of bytes inspected, and of messages shown.
 MOST_BYTES = 1 << 20
 MOST_MESSAGES = 500
 #: A longer value of a field is cut.

@@ -1,4 +1,4 @@
-"""What HTTP itself must not forget: batches that producers have sent, how far queries have read.
+"""HTTP's own durable state: the batches that producers have sent, and the progress of queries.
 
 Both are entries of the engine's data store under reserved keys, which no client can write:
 `$producer/<name>` and `$progress/<query>`. Everything here is called on the broker's thread, and
@@ -29,7 +29,7 @@ MAX_QUERIES = 1_000
 
 
 class Producer(msgspec.Struct):
-    """What a producer has done."""
+    """The progress of a producer."""
 
     done: list[str] = []
     begun: str = ""  # the batch that is being published, or was when the broker died
@@ -87,7 +87,7 @@ class Ledger:
                 self._write(entry.key, None)
 
     def producer(self, name: str) -> Producer:
-        """What a producer has done, perhaps nothing."""
+        """Return the progress of a producer; empty for a new one."""
         check_address(PRODUCER + name)
         return self.producers.get(name) or Producer()
 

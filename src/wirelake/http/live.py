@@ -1,4 +1,4 @@
-"""What a page of the console is told as it happens: one stream of server-sent events a page.
+"""Live updates for pages of the console: one stream of server-sent events per page.
 
 A stream has figures, once a second, of the parts that its page asks for, and perhaps a tail: the
 messages that are published to some filters, and the changes of keys that are watched. The broker
@@ -149,7 +149,7 @@ class Live:
             return  # HTTP has stopped
 
     def end(self) -> None:
-        """Let the stream end."""
+        """End the stream."""
         self._link.is_open = False
         self._changed.set()
 
@@ -189,7 +189,7 @@ class Live:
         return b"event: figures\ndata: " + _encode(told) + b"\n\n"
 
     def _messages(self, session: _Tail) -> bytes:
-        """What came since the last turn, as far as the rate allows."""
+        """Return the messages since the last turn, limited by the rate."""
         chunks, skipped_bytes = session.take()
         if not chunks and not skipped_bytes:
             return b""
@@ -209,7 +209,7 @@ class Live:
         return b"event: messages\ndata: " + _encode(told) + b"\n\n"
 
     def _rows(self, chunk: _Chunk, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The last messages of a chunk, at most so many, and how many there are in all."""
+        """Return the last messages of a chunk, at most `most`, and the number of all of them."""
         reader = scanner(FORM, self._node.limits)
         data, note = chunk
         table, frames = self._table, memoryview(data)

@@ -43,7 +43,7 @@ PART = 1 << 20
 SMALL = 64 << 10
 #: Bytes that are held at a time for clients that have not read them, of all clients together.
 HELD = 64 << 20
-#: After so long without a row that is wanted an empty batch is sent: somebody waits (seconds).
+#: Send an empty batch after this long without a matching row, as a heartbeat (seconds).
 SILENCE = 5.0
 
 #: A client's regular expression has at most this many bytes.

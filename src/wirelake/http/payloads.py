@@ -1,4 +1,4 @@
-"""What a payload is, for people: text, CBOR, or bytes."""
+"""Payloads for people: text, CBOR, or bytes."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Publisher:
     async def publish_once(
         self, rights: Rights, rows: Rows, peer: str, producer: str, sequence: str
     ) -> bool:
-        """The same, unless this batch of a producer was published before: then False.
+        """Publish a producer's batch, unless it was published before: then return False.
 
         Producers belong to a token: nobody can say of another's batch that it is done.
         """
@@ -245,7 +245,7 @@ def _with_ids(batch: pa.RecordBatch, prefix: str, first: int) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Who published what was written at once, when, and where it is in the log."""
+    """Sender, time and offsets of messages that were written together."""
 
     time: int
     dialect: str
@@ -266,7 +266,7 @@ class Note:
 
 
 class Onlooker(LocalSession):
-    """A subscriber that is no client: it is told who published what, and where it is kept."""
+    """A subscriber without a client: it gets each message with its sender and its offset."""
 
     observes = True
     _places: list[tuple[int, int] | None] = []  # noqa: RUF012 - of what is written next
@@ -348,7 +348,7 @@ class Events:
             return  # HTTP has stopped
 
     def end(self) -> None:
-        """Let the stream end."""
+        """End the stream."""
         self._link.is_open = False
         self._changed.set()
 

@@ -45,7 +45,7 @@ class Rows:
         return sum(self.counts.values())
 
     def without(self, counts: dict[str, int]) -> Rows:
-        """What is left without the first so many rows of each address; for few and rare cases."""
+        """Return the rows without the first few of each address; slow, for rare cases."""
         passed: Counter[str] = Counter()
         kept = []
         for batch in self.batches:

@@ -43,7 +43,7 @@ class Sql:
         self._turn = asyncio.Lock()
 
     async def run(self, engine: Engine, statement: str, since: int) -> dict[str, Any]:
-        """What a statement says of the rows received at `since` (µs) or later."""
+        """Run a statement over the rows received at `since` (µs) or later; return its result."""
         if not is_there():
             raise RefusedError("not_found", "DuckDB is not installed: pip install 'wirelake[sql]'")
         if self._turn.locked():

@@ -37,7 +37,7 @@ class Wire:
         self._open: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
-        """Let every connection end."""
+        """End every connection."""
         for task in list(self._open):
             task.cancel()
 

@@ -1,1 +1,1 @@
-"""What must survive: the journal's contract, and the journals that keep it."""
+"""Durable state: the journal's contract, and the journals that implement it."""

@@ -118,7 +118,7 @@ class StreamWriter:
         self.count = 0
 
     def add(self, owner: Any, size: cython.Py_ssize_t) -> cython.int:
-        """The next buffer: so many bytes of `owner`, or zeros where that is None."""
+        """Add a buffer: `size` bytes of `owner`, or zeros if that is None."""
         if size and self.codec is not None:
             owner = _compressed(memoryview(_ZEROS if owner is None else owner)[:size], self.codec)
             size = len(owner)

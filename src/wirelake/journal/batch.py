@@ -594,7 +594,7 @@ class _Cells:
     @cython.cfunc
     @cython.final
     def grow(self, rows: cython.Py_ssize_t) -> cython.int:
-        """Make room for so many rows, and as many more."""
+        """Make room for this many rows, and for as many again."""
         self.room = max(16, 2 * rows)
         self.owner = _larger(self.owner, 4 * self.room)
         self.cells = memoryview(self.owner).cast("i")
@@ -673,7 +673,7 @@ class _Places(_Cells):
 
     @cython.cfunc
     def finish(self, stream: StreamWriter, rows: cython.Py_ssize_t) -> cython.int:
-        """Write where each of so many rows begins, and where the last one ends."""
+        """Write the start of each of these rows, and the end of the last one."""
         if self.last == 0:
             return stream.add(None, 4 * (rows + 1))
         if self.rows < rows:
@@ -707,7 +707,7 @@ class _Text:
     @cython.cfunc
     @cython.inline
     def end(self, row: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """What was put into `data` is the value of this row; return its size."""
+        """End the value of this row, which was put into `data`; return its size."""
         size: cython.Py_ssize_t = self.data.size - self.places.last
         self.places.mark(row, self.data.size)
         return size

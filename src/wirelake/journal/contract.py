@@ -43,7 +43,7 @@ MAX_PARTITIONS = 1024
 
 
 class Outcome(Enum):
-    """What became of a commit."""
+    """The result of a commit."""
 
     #: It survives a power failure, and `recover` and `read` find it from now on.
     DURABLE = "durable"
@@ -69,7 +69,7 @@ class Space(IntEnum):
 
 
 class Harm(Enum):
-    """What happened to bytes that are no valid record."""
+    """The kind of damage to bytes that are not a valid record."""
 
     #: A write did not end, so nobody was told that it was durable.
     TORN = "torn"
@@ -81,7 +81,7 @@ class Harm(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something that was found not to be as it was written, and what was done about it."""
+    """A loss or damage that was found, and what was done about it."""
 
     harm: Harm
     where: str
@@ -117,8 +117,8 @@ class Position:
 class Batch:
     """Rows of a partition with places in [base, base + count), as they are stored.
 
-    Some may be missing in between: the column `offset` tells which are there. `ipc` is what stands
-    between the schema and the end of an Arrow stream.
+    Some may be missing in between: the column `offset` tells which are there. `ipc` has the bytes
+    between the schema (`arrow_stream.PREAMBLE`) and the end of an Arrow stream.
     """
 
     partition: int

@@ -1,4 +1,4 @@
-"""The engine: it collects what the broker changes in a turn, and commits it to the journal.
+"""The engine: collects the broker's changes of a turn, and commits them to the journal.
 
 **Turns.** All that is written in one turn of the event loop is packed at its end, on the loop, and
 appended as one commit of each partition. So a turn is whole per partition. What crosses partitions,
@@ -20,8 +20,8 @@ before it has worked.
 **Partitions come and go.** `adopt` takes a partition up, with its queues, keys and ids; `lose` lets
 it go, with all that was written and is not durable. A partition whose commit was fenced, or has no
 known outcome, or was refused, is lost, since its state in memory is ahead of the journal. The
-others go on. Who waits for a commit that failed is told so: whether it is there, only taking up
-shows.
+others go on. Waiting answers of a failed commit run their `failed` callback: whether the commit is
+stored is known only after the partition is adopted again.
 
 **State.** Beside the journal is the state that its records make (`state.py`). Now and then it is
 written again as a checkpoint, a part at a time, so that the next start need not read everything.
@@ -157,7 +157,7 @@ class Stored:
 
 
 class Statistics:
-    """What was committed so far; to be read by anybody."""
+    """Counters of commits; may be read from any thread."""
 
     def __init__(self) -> None:
         self.commits = 0
@@ -175,7 +175,7 @@ class Statistics:
 
 
 class _Action(NamedTuple):
-    """What is done when all that was written before it is durable, or when that failed.
+    """A callback for when everything written before it is durable, or for when that failed.
 
     With a partition, only that one has to be durable.
     """
@@ -186,7 +186,7 @@ class _Action(NamedTuple):
 
 
 class _Commit:
-    """What was appended at the end of one turn, and who waits for it."""
+    """The commit of one turn, and the callbacks that wait for it."""
 
     __slots__ = ("actions", "begun", "ends", "failed", "terms", "waiting")
 
@@ -228,7 +228,7 @@ class _Checkpoint:
 
 
 class Engine:
-    """Keeps what the broker must find again."""
+    """Keeps the broker's durable state."""
 
     def __init__(
         self,
@@ -375,7 +375,7 @@ class Engine:
         self._find_queues(partition)
 
     def lose(self, partition: int, why: str = "") -> None:
-        """Let a partition go, and all of it that is not durable; does nothing where it is not here.
+        """Drop a partition, with its changes that are not durable; does nothing if it is not here.
 
         What is on its way to the journal may become durable. With `why`, it is trouble.
         """
@@ -528,7 +528,7 @@ class Engine:
 
     @property
     def damage(self) -> list[str]:
-        """What was found damaged, and what became of it: as it was opened, or as it was read."""
+        """Reports of damage found at the start or while reading."""
         return [*map(str, self.journal.losses), *self._damage]
 
     @property
@@ -648,7 +648,7 @@ class Engine:
         ]
 
     def declare(self, settings: QueueSettings) -> None:
-        """Keep a queue, or its new settings."""
+        """Store a new queue, or new settings of one."""
         _check_name(settings.name)
         self.touch()
         queue = self._queues.get(settings.name)
@@ -663,7 +663,7 @@ class Engine:
         self._reserve(queue)
 
     def remove(self, queue: str) -> None:
-        """Forget a queue and all that is in it."""
+        """Delete a queue with its messages."""
         known = self._queues.pop(queue, None)
         if known is not None:
             self.touch()
@@ -692,7 +692,7 @@ class Engine:
         return stored
 
     def put(self, stored: Stored, *, captured: bool) -> None:
-        """Keep a message in a queue; where it is `captured`, as a row of the log.
+        """Store a message of a queue; if it is `captured`, as a row of the log.
 
         Its address is the queue's name from then on, and its op ENQUEUE.
         """
@@ -759,7 +759,7 @@ class Engine:
         self._change(queue.partition).put(put)
 
     def count_attempts(self, name: str, sequence: int, count: int, attempts: int) -> None:
-        """Keep how often a run of messages was delivered."""
+        """Store the number of deliveries of a run of messages."""
         queue = self._queues.get(name)
         if queue is not None:
             self.touch()
@@ -771,7 +771,7 @@ class Engine:
         self.count_attempts(stored.queue, stored.sequence, 1, stored.attempts)
 
     def drop(self, queue: str, sequence: int, count: int = 1) -> None:
-        """Forget a run of messages that are done."""
+        """Delete a run of acknowledged messages from a queue."""
         known = self._queues.get(queue)
         if known is not None:
             self.touch()
@@ -796,7 +796,7 @@ class Engine:
     def contents(
         self, queue: str, sequence: int, most: int, most_bytes: int
     ) -> Iterator[tuple[int, FrameTable, array[int]]]:
-        """Read messages of a queue from a sequence on: up to `most`, and about so many bytes.
+        """Read messages of a queue from a sequence on: up to `most`, about `most_bytes`.
 
         Yields runs: the first sequence, a table with a row for each, and when they came. Those that
         cannot be read are left out.
@@ -1003,7 +1003,7 @@ class Engine:
             self.end_turn()
 
     def end_turn(self) -> None:
-        """Commit what was written."""
+        """Commit the changes of this turn."""
         self._ends_soon = False
         if self._timer is not None:
             self._timer.cancel()
@@ -1073,7 +1073,7 @@ class Engine:
                 time.sleep(0.0002)
 
     def _spoiled(self, action: _Action) -> _Action:
-        """What becomes of an action where something that was written before it is thrown away."""
+        """Return what to do with a callback when changes before it are dropped."""
         if action.partition in self._here:
             return action
         return _Action(action.failed or _nothing, action.failed)
@@ -1212,7 +1212,7 @@ class Engine:
             self._write_parts()
 
     def close(self) -> None:
-        """Make everything durable, run what waited for it, and let go."""
+        """Flush everything, run the waiting callbacks, and release the journal."""
         if self._closed:
             return
         for queue in self._queues.values():  # nobody will use the rest of its block

@@ -659,7 +659,7 @@ class FilesJournal(Journal):
                 self._replace(todo.segments, made)
 
     def _end_old_segment(self, now: float) -> None:
-        """Let rows go in time even where so few come in that the last segment never fills."""
+        """End the last segment after a while, so that retention also works with few rows."""
         ages = [rule.max_age for rule in self.rules if rule.max_age is not None]
         with self._writing:
             logs = [log for log in self._segments[-1].entries[Space.LOG] if len(log)]
@@ -668,7 +668,7 @@ class FilesJournal(Journal):
                 self._begin_segment()
 
     def _replace(self, old: list[Segment], made: Segment) -> None:
-        """Let readers find a segment instead of those that it stands for."""
+        """Replace segments by the one that stands for them, for all readers."""
         with self._changing:
             position = self._segments.index(old[0])
             behind = self._segments[position + len(old) :]
@@ -747,7 +747,7 @@ def _ignore(_: Mapping[int, Outcome]) -> None:
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
-    """What tells a file or folder from any other of the same name; None where it is not there."""
+    """Return what identifies a file or folder on its disk; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:

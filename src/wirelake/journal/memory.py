@@ -33,7 +33,7 @@ _SPACES = {Type.ROWS: Space.LOG, Type.KEPT: Space.KEPT, Type.MESSAGES: Space.PRI
 
 
 class _Partition:
-    """What is known of one partition."""
+    """The state of one partition."""
 
     def __init__(self) -> None:
         self.end = End()
@@ -116,7 +116,7 @@ class MemoryJournal(Journal):
             one.records = [kept for kept in one.records if kept[0].number >= record.base]
 
     def _forget(self, one: _Partition) -> None:
-        """Let rows go that are too many, and messages that nobody needs."""
+        """Drop rows beyond the limit, and messages that no queue needs."""
         log, kept = one.batches[Space.LOG], one.batches[Space.KEPT]
         size = sum(len(body) for _, body in log) if self._log_bytes else 0
         while len(log) > 1 and size > self._log_bytes:
@@ -162,7 +162,7 @@ class MemoryJournal(Journal):
 
     @property
     def backlog(self) -> int:
-        """Nothing has to wait."""
+        """Always 0: nothing waits for a disk."""
         return 0
 
     def close(self) -> None:

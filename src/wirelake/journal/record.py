@@ -82,7 +82,7 @@ class Record(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a record's header says."""
+    """The header of a record."""
 
     version: int
     type: int
@@ -344,7 +344,7 @@ _PRIVATE, _TEXT = 1, 2  # marks of a run
 
 
 class QueueChanges:
-    """What a commit does to the queues of a partition, in runs of sequences.
+    """The changes of a commit to the queues of a partition, in runs of sequences.
 
     A queue has a number that is never given again in its partition. Sequences are never given again
     in their queue. So the order within a commit does not matter: `declared`, then `puts`,
@@ -484,7 +484,7 @@ def _extend(
 
 
 class Change(IntEnum):
-    """What a commit does to an entry."""
+    """The kind of change to an entry."""
 
     SET = 1  # the value stands beside it
     SET_ROW = 2  # the value is the payload of a row of the log

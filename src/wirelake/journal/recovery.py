@@ -52,7 +52,7 @@ _LOST_SEGMENT = 1 << 30
 
 
 class Recovery:
-    """What is found in a journal's folder."""
+    """The segments and damage found in a journal's folder."""
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
@@ -278,7 +278,7 @@ def report(loss: Loss, losses: list[Loss]) -> None:
 
 
 def describe(header: Header) -> str:
-    """What a record holds, for people."""
+    """Describe a record's content, for people."""
     what = f"record {header.number} of partition {header.partition}"
     places = f"[{header.base}, {header.base + header.count})"
     match header.type:

@@ -1,4 +1,4 @@
-"""What goes from segments that are complete, and what is written again.
+"""Retention: what is deleted from complete segments, and what is rewritten.
 
 *Retention.* A row of the log belongs to the first rule whose filter its address matches; one
 without a rule stays. The rows of a rule go segment by segment: where all of them are older than the
@@ -46,9 +46,9 @@ from wirelake.journal.record import (
 from wirelake.journal.segment import STATE, Disk, Draft, Identity, Name, Reader, Segment, pack_head
 from wirelake.wire.arrow import SCHEMA
 
-#: Merging is worth it when there are so many times fewer batches, or segments, afterwards.
+#: Merge only if it reduces the number of batches, or of segments, by this factor.
 _GAIN = 8
-#: A segment so many times larger than the next one is left alone.
+#: Do not merge a segment that is larger than the next one by this factor.
 _MUCH_LARGER = 4
 #: What a batch takes beside its rows, in bytes.
 _OVERHEAD = 2048
@@ -96,7 +96,7 @@ class Places:
 
 
 class Kept(NamedTuple):
-    """What stays of a partition: places of the log and of private messages, records."""
+    """What is kept of a partition: places of the log and of private messages, records."""
 
     log: Places
     private: Places
@@ -434,7 +434,7 @@ class _Merge:
 
 
 def _rows_size(size: int) -> int:
-    """About the size of the rows in a batch of so many bytes."""
+    """Return the approximate size of the rows in a batch of this many bytes."""
     return max(size - _OVERHEAD, size // 16)
 
 

@@ -164,7 +164,7 @@ class Draft:
 
 
 class Name(NamedTuple):
-    """What the name of a segment's file says."""
+    """The name of a segment's file, parsed."""
 
     first: int
     last: int
@@ -177,7 +177,7 @@ class Name(NamedTuple):
 
     @classmethod
     def parse(cls, file: str) -> Name | None:
-        """What a name says, if it is one."""
+        """Parse a file name; None if it is not that of a segment."""
         match = _NAME.fullmatch(file)
         return cls(*map(int, match.groups())) if match else None
 
@@ -200,7 +200,7 @@ class Identity(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What the head of a segment says."""
+    """The head of a segment."""
 
     identity: Identity
     ends: list[End]
@@ -231,7 +231,7 @@ def pack_head(identity: Identity, ends: Sequence[End], *, rewritten: bool = Fals
 
 
 def read_head(reader: Reader) -> Head | None:
-    """What the head of a segment says; None where it cannot be read.
+    """Read the head of a segment; None if it cannot be read.
 
     Raises EngineError for a segment of a newer format.
     """
@@ -254,7 +254,7 @@ def read_head(reader: Reader) -> Head | None:
 
 
 class Frame(NamedTuple):
-    """What a frame says: the bytes and the number of the records behind it."""
+    """A frame: the size in bytes and the number of the records behind it."""
 
     size: int
     records: int
@@ -268,7 +268,7 @@ def pack_frame(identity: Identity, size: int, records: int, magic: bytes = _FRAM
 
 
 def parse_frame(data: memoryview, mark: bytes, magic: bytes = _FRAME_MAGIC) -> Frame | None:
-    """What a frame says, if it is one of this journal."""
+    """Parse a frame; None if it is not one of this journal."""
     if len(data) < FRAME or data[:4] != magic or data[8:16] != mark:
         return None
     if crc32(data[: FRAME - 4]) != _SUM.unpack_from(data, FRAME - 4)[0]:
@@ -379,7 +379,7 @@ _INDEX = Columns("qqqqqqIIIIB")
 
 
 class Segment:
-    """What is known of one file of a journal."""
+    """One segment file of a journal."""
 
     def __init__(self, folder: Path, name: Name, ends: Sequence[End], *, rewritten: bool) -> None:
         self.name = name
@@ -473,7 +473,7 @@ class Segment:
 
 
 def filling(mark: bytes, at: int, size: int) -> memoryview:
-    """What stands in [at, at + size) of a file where nothing was written yet."""
+    """Return the filling in [at, at + size) of a file, where nothing was written yet."""
     sector = hashlib.shake_128(mark).digest(_SECTOR)
     begin = at % _SECTOR
     return memoryview(sector * (size // _SECTOR + 2))[begin : begin + size]

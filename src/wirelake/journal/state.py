@@ -453,7 +453,7 @@ def alike(values: array[int]) -> int | array[int]:
 
 
 class QueueState:
-    """What a queue has to find again: settings, the next sequence, messages, ids it took."""
+    """The durable state of a queue: settings, the next sequence, messages, ids it took."""
 
     __slots__ = ("following", "ids", "messages", "number", "settings")
 

@@ -33,7 +33,7 @@ from wirelake.journal.segment import (
 SEGMENT_BYTES = 256 << 20
 SEGMENT_RECORDS = 1 << 16
 
-#: A write of up to so many bytes, where it lets the file grow, lets it grow by so many more.
+#: A write of up to this many bytes that grows the file grows it by this much more.
 SMALL_WRITE = 64 << 10
 FILLING = 1 << 20
 
@@ -169,7 +169,7 @@ class Tail:
         segment.headers = []
 
     def close(self) -> None:
-        """Let the file end where its records do, and let it go."""
+        """Truncate the file behind its last record, and close it."""
         if self._file < 0:
             return
         if self._filled > self.segment.size and not self.segment.complete:

@@ -26,7 +26,7 @@ READINGS, EVENTS = 60, 100
 #: Columns of a wide screen, lines of a tall one, columns of the list of clients.
 WIDE, TALL, CLIENTS = 110, 24, 18
 
-#: The figures of which rates are told.
+#: The figures whose rates are shown.
 RATES = ("received", "delivered", "carried", "committed")
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -215,7 +215,7 @@ class Board:
             yield Text()
 
     def _more(self, room: int) -> list[Text]:
-        """Further lines in the middle, at most so many."""
+        """Return further lines for the middle, at most `room`."""
         return []
 
     def _examples(self) -> list[Text]:

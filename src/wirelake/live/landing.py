@@ -17,7 +17,7 @@ PATIENCE = 120.0
 
 
 def missing_for_spark() -> str:
-    """What the pipeline lacks on this machine; empty if it can run."""
+    """Return what the pipeline lacks on this machine; empty if it can run."""
     try:
         from wirelake.spark.session import NO_JAVA, find_java
     except ModuleNotFoundError as error:

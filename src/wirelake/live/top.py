@@ -165,7 +165,7 @@ class Top:
         self.board.tell("", f"{kind}: {text}", is_bad=True, at=at)
 
     def lines(self, every: float, show: Callable[[TopBoard], None]) -> None:
-        """Read and show again and again, every so many seconds; raises EngineError at first."""
+        """Read and show, every `every` seconds; raises EngineError if the first reading fails."""
         self.read()
         while True:
             show(self.board)

@@ -165,7 +165,7 @@ def _count_bytes(pipe: Connection, target: Driver, filter: str, least: int) -> N
 
 
 def receive(connection: socket.socket, size: int) -> None:
-    """Receive so many bytes, and drop them; ConnectionError if the connection ends before."""
+    """Receive and drop this many bytes; ConnectionError if the connection ends before."""
     buffer = bytearray(min(size, 1 << 20))
     while size > 0:
         got = connection.recv_into(buffer)

@@ -98,7 +98,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def load_certificate(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    """Let new connections see this certificate."""
+    """Use this certificate for new connections."""
     try:
         context.load_cert_chain(settings.cert, settings.key, password=_no_password)
     except (OSError, ValueError) as error:

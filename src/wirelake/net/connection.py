@@ -50,12 +50,12 @@ NOTHING = memoryview(b"")
 
 #: Bytes of frames that are not complete, of all connections.
 UNFINISHED = 256 << 20
-#: Operators are told of refused connections once in so many seconds.
+#: The shortest time between two log lines about refused connections (seconds).
 TELL_EVERY = 10.0
 
-#: For so long a client that we are done with may go on sending, unheard (seconds).
+#: How long a client may go on sending, unread, after we have closed our side (seconds).
 LINGER = 0.5
-#: For so long what was written last may take to go out, once a connection is to end (seconds).
+#: The timeout for flushing pending output before a connection is closed (seconds).
 FLUSH = 10.0
 
 log = logging.getLogger("wirelake.net")
@@ -102,7 +102,7 @@ class Unfinished:
         self._by: dict[Connection, int] = {}
 
     def hold(self, connection: Connection, size: int, now: float) -> None:
-        """A connection holds so many bytes now, 0: none."""
+        """Note how many bytes of unfinished frames a connection holds now."""
         self._held += size - self._by.pop(connection, 0)
         if size:
             self._by[connection] = size
@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
         self._hub.unfinished.hold(self, len(self._rest), now)
 
     def _forget_rest(self) -> None:
-        """Let go of what was left over."""
+        """Drop the bytes that were left over."""
         self._rest, self._filled, self._need, self._large = None, 0, 0, False
         self._hub.unfinished.hold(self, 0, 0.0)
 
@@ -325,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.session.authenticated()
 
     def receive_again(self) -> None:
-        """Let the session look once more at what it left over."""
+        """Give the session the bytes that it left over once more."""
         if self._rest is not None:
             self._take(memoryview(self._rest)[: self._filled], time.monotonic())
 
@@ -399,7 +399,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._finish()
 
     def _empty(self) -> None:
-        """Let go of what waits here."""
+        """Drop the pending output."""
         budget = self._hub.node.flow.budget
         for piece in self._outbox or ():
             budget.release(piece)
@@ -509,7 +509,7 @@ class Connection(asyncio.BufferedProtocol):
         self.end("it sent nothing for too long")
 
     def _awaited(self) -> str:
-        """What the client has begun and not finished, if so."""
+        """Return what the client has begun and not finished; empty if nothing."""
         if self.session is None:
             return "handshake"
         introduces = DIALECTS[self.session.dialect].introduces_itself
@@ -534,7 +534,7 @@ def _host(transport: asyncio.Transport) -> str:
 
 
 def _name(transport: asyncio.Transport) -> str:
-    """Who the peer is, for people: an address, or a process of this machine."""
+    """Describe the peer, for people: an address, or a process of this machine."""
     match transport.get_extra_info("peername"):
         case (str(host), int(port), *_):
             return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Open files: a connection is one, and the system lets a process have only so many.
+"""Open files: each connection is one, and the system limits how many a process may have.
 
 A process that has none left can accept nobody, nor open a file of its log, nor answer `/healthz`.
 So the limit of the system is shared out: some files are kept for the log and the database, some for
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 #: Files kept for the log, the database and the broker itself; a quarter of a small limit.
 KEPT = 128
-#: An event of the same kind is told again after so long at the earliest (seconds).
+#: The shortest time between two events of the same kind (seconds).
 QUIET = 10.0
 
 
@@ -41,7 +41,7 @@ class Descriptors:
         self.share_out(0)
 
     def share_out(self, http: int) -> None:
-        """Keep files for HTTP, which wants so many connections, and for the broker itself."""
+        """Reserve files for HTTP, which needs this many connections, and for the broker itself."""
         files = limit()
         self.most = max(1, files - min(KEPT, files // 4) - for_http(http))
 

@@ -23,7 +23,7 @@ __all__ = ["behind_latest", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format `wirelake`, where Spark does not find it by itself."""
+    """Register the format `wirelake` with a session, if Spark does not find it by itself."""
     # Not imported above: planning offsets needs no Spark.
     from wirelake.spark.source import register
 

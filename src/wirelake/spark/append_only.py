@@ -70,7 +70,7 @@ class AppendOnly:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Let no other process land here meanwhile; in folders of this machine only."""
+        """Lock the folder against other processes; only for folders of this machine."""
         if not self.storage.is_local:
             yield
             return

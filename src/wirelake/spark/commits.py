@@ -62,7 +62,7 @@ class TakenError(EngineError):
 
 @dataclass(frozen=True)
 class Landed:
-    """What a batch says of itself in its commit."""
+    """The metadata of a batch in its commit."""
 
     query: str
     batch: int
@@ -345,7 +345,7 @@ def _add(file: Written, *, change: bool = True) -> AddAction:
 
 @contextmanager
 def delta_errors(storage: Storage) -> Iterator[None]:
-    """Let what delta-rs raises be an `EngineError`."""
+    """Turn errors of delta-rs into `EngineError`."""
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:

@@ -125,7 +125,7 @@ def _spread(numbers: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def size_class(size: int) -> int:
-    """The class of a file of so many bytes."""
+    """Return the size class of a file of this many bytes."""
     found = 0
     while size >= SMALLEST * FACTOR**found:
         found += 1

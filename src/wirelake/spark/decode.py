@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in one file."""
+    """The plan for one file."""
 
     parts: list[Part]
     faults: list[tuple[str, int, str, str, bytes]]  # file, place, reason, dialect, bytes
@@ -95,7 +95,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run has done."""
+    """The result of a run."""
 
     messages: int
     errors: int
@@ -306,7 +306,7 @@ def _size(path: str) -> int:
 
 
 def even_step(size: int, step: int, cores: int) -> int:
-    """At most so many bytes, so that no core is idle while others decode what is left over."""
+    """Return the maximum size of a span, so that all cores finish at about the same time."""
     count = -(-size // step)
     if count <= cores:
         return step
@@ -357,7 +357,7 @@ def _planned(capture: Capture, data: memoryview, found: Found, options: Options)
 
 
 def find_in_dump(data: memoryview, options: Options) -> Found:
-    """What is in a raw dump of one direction."""
+    """Index a raw dump of one direction."""
     if not data:
         return Found()
     try:
@@ -379,7 +379,7 @@ def _in_dump(data: memoryview, stream: Index) -> Found:
 
 
 def look(capture: Capture, k: int, count: int, options: Options) -> Plan | Index | None:
-    """What is in the k-th of so many parts of a file; where that is no use, the first has all."""
+    """Index the k-th part of a file; if the file cannot be split, the first part has all."""
     if count > 1:
         with suppress(OSError, ProtocolError):  # `plan` says what is wrong
             data = contents(capture.path)

@@ -232,7 +232,7 @@ def _as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def folders(path: str) -> dict[str, str]:
-    """What the folders of a path say: `date=2026-01-31/level=house/…`."""
+    """Return the values in the folders of a path: `date=2026-01-31/level=house/…`."""
     named = (part.partition("=") for part in path.split("/")[:-1])
     return {name: value for name, equals, value in named if equals}
 

@@ -87,7 +87,7 @@ class Found:
 
 
 def find_in_packets(data: memoryview, ports: Ports, dialect: str, step: int) -> Found:
-    """What is in a pcap or pcapng file."""
+    """Index a pcap or pcapng file."""
     found = Found()
     seen = traffic(data)
     for reason, (place, count) in seen.left_out.items():

@@ -62,7 +62,7 @@ class Kind(StrEnum):
 class Field:
     """A field of objects, over all messages that were looked at."""
 
-    present: int = 0  # in so many objects, also as null
+    present: int = 0  # the number of objects that have it, also as null
     types: Counter[str] = field(default_factory=Counter)  # without null
     example: str = ""
     fields: dict[str, Field] = field(default_factory=dict)  # where it is an object
@@ -146,7 +146,7 @@ class Found:
 
     @property
     def schema(self) -> Schema | None:
-        """What is proposed; None where there is nothing to propose."""
+        """Return the proposed schema; None if there is none."""
         if self.format is None:
             return None
         kind = struct_of(self.fields)

@@ -26,7 +26,7 @@ from wirelake.spark.rows import ERRORS, FOLDERS
 from wirelake.spark.storage import Storage
 from wirelake.spark.typed import NEEDS_DELTA, Typed, table_schema
 
-#: A table that gets no rows is told at most this often where its query is (seconds).
+#: How often the position of a query is committed to a table that gets no rows (seconds).
 NOTE_EVERY = 60.0
 
 
@@ -90,7 +90,7 @@ class Lake(Protocol):
 
     @property
     def side_floor(self) -> Offsets:
-        """The same of the side table."""
+        """Return the floor of the side table."""
 
     def last_log(self) -> str:
         """The log that was landed so far, as far as that is known."""
@@ -105,7 +105,7 @@ class Lake(Protocol):
         """The tables and the side table, for tasks."""
 
     def commit(self, batch: Batch, ready: Sequence[Ready]) -> None:
-        """Let the files of a batch be part of the tables; TakenError where others were faster."""
+        """Commit a batch's files to the tables; TakenError if another driver was faster."""
 
     def close(self) -> None:
         """Note where the query is, before it ends."""
@@ -207,11 +207,11 @@ class DeltaLake:
         return self.tables[0].last_log(self._query)
 
     def unfinished(self) -> Batch | None:
-        """There is none: what was not committed is planned anew."""
+        """Always None: what was not committed is planned again."""
         return None
 
     def begin(self, batch: Batch) -> None:
-        """Nothing is noted before it is done."""
+        """Do nothing: a batch is recorded when it is committed."""
 
     def outputs(self) -> tuple[tuple[Output, ...], Output]:
         """With the floors as they are."""
@@ -246,7 +246,7 @@ class DeltaLake:
             self._noted_at = time.monotonic()
 
     def close(self) -> None:
-        """Tables that got no rows of late are told where the query is."""
+        """Commit the query's position to tables that got no rows lately."""
         for number, table in enumerate(self.tables):
             if self.floors and self.floors[number] != self._noted[number]:
                 self._append(table, [], self._log.id, self.floors[number])

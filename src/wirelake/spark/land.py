@@ -78,7 +78,7 @@ class Options:
 
     @property
     def name(self) -> str:
-        """What the table and the broker call this query."""
+        """The name of this query in the table and at the broker."""
         return query_name(self.query or f"land-{self.table.rstrip('/').rpartition('/')[2]}")
 
     @property

@@ -313,7 +313,7 @@ def _tables(body: _Body) -> Iterator[pa.Table]:
 
 
 def _told(response: HTTPResponse) -> dict[str, Any]:
-    """What an error says; nothing, if it is not one of ours."""
+    """Return the text of a broker's error; empty if the answer is not one of ours."""
     try:
         told = json.loads(response.read(1 << 16))
     except ValueError:

@@ -44,7 +44,7 @@ def query_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a partition of the log has: the offsets [first, next)."""
+    """The offsets [first, next) of a partition of the log."""
 
     first: int
     next: int
@@ -113,7 +113,7 @@ class Place:
         return cls(offsets, log, query)
 
     def as_json(self) -> dict[str, int | str]:
-        """The same for JSON, always in one order: Spark compares the text."""
+        """Return the offsets for JSON, in a fixed order, since Spark compares the text."""
         numbers = {str(partition): self.offsets[partition] for partition in sorted(self.offsets)}
         names = {"log": self.log, "query": self.query}
         return numbers | {name: text for name, text in names.items() if text}
@@ -264,7 +264,7 @@ def rows_within(size: int, log: Log) -> int:
 
 
 def share(start: Offsets, end: Offsets, most: int) -> Offsets:
-    """Where a batch of at most so many rows ends: each partition gets its part of the backlog."""
+    """Return where a batch of at most this many rows ends, shared by each partition's backlog."""
     waiting = {p: end[p] - start.get(p, 0) for p in sorted(end) if end[p] > start.get(p, 0)}
     total = sum(waiting.values())
     if total <= most:
@@ -279,7 +279,7 @@ def share(start: Offsets, end: Offsets, most: int) -> Offsets:
 
 
 def between(start: Place, end: Place) -> list[Range]:
-    """What lies between two places; all up to the end where it is in another log."""
+    """Return the ranges between two places; up to the end if that is in another log."""
     return ranges(start.offsets if start.is_in(end.log) else {}, end.offsets)
 
 

@@ -68,7 +68,7 @@ Strategy = Literal["latest", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for, checked."""
+    """The checked options of a query."""
 
     url: str
     token: str = ""

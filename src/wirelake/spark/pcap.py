@@ -51,7 +51,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Section:
-    """Bytes without a gap: pieces of the file as (place, size, time), behind so many missing."""
+    """A run of bytes: pieces of the file as (place, size, time), and the gap before it."""
 
     missing: int
     cells: array[int]

@@ -88,7 +88,7 @@ def replay(
 
 
 def messages(spark: SparkSession, options: Options) -> DataFrame:
-    """What is to be published again, in no order."""
+    """Return the messages to publish again, unordered."""
     rows = table.read(
         spark,
         options.table,

@@ -154,7 +154,7 @@ def spare_garbage_collector() -> None:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Let what Spark throws be an `EngineError`."""
+    """Turn errors of Spark into `EngineError`."""
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:

@@ -68,7 +68,7 @@ SPARKS_OWN = ("checkpointLocation", "queryName", "path")
 #: Bytes of a chunk, about: of the first ones, as a driver gets one of each task, and of others.
 CHUNK, LARGE_CHUNK = 4 << 20, 16 << 20
 SMALL_CHUNKS = 64
-#: Chunks of a task; the broker knows so many of its latest again.
+#: The maximum number of a task's chunks: the broker remembers this many of a producer.
 MOST_CHUNKS = 256
 #: Last chunks that are sent at a time.
 AT_A_TIME = 8
@@ -253,7 +253,7 @@ def _check_name(option: str, name: str | None, most: int) -> None:
 
 
 def _columns(schema: StructType, *, has_address: bool) -> list[str]:
-    """The columns that are sent; those that are missing, unknown or of another type are told."""
+    """Return the columns to send; report missing, unknown and wrongly typed ones."""
     unknown = [name for name in schema.names if name not in (*_TYPES, *_LEFT_OUT)]
     for name in ("address", "payload"):
         if name not in schema.names and not (name == "address" and has_address):

@@ -61,7 +61,7 @@ BATCH_BYTES = 4 << 20
 SMALL_BYTES = 64 << 10
 #: A value that all rows have is kept repeated, for the next batch, if it is no longer (bytes).
 LONGEST_REPEATED = 32
-#: From this many rows on, a query that reads all columns is told of the option `columns`.
+#: From this many rows on, a query that reads all columns logs a hint on `columns`.
 MANY_ROWS = 1_000_000
 
 #: Seconds until a broker that had nothing new is asked again; Spark by itself would not wait.
@@ -105,7 +105,7 @@ class Wirelake(DataSource):
         return "wirelake"
 
     def schema(self) -> StructType:
-        """The columns that are wanted; wrong options are told here, as it is called first."""
+        """Return the columns to read; raises for wrong options, since Spark calls this first."""
         if not is_of_table(self.options):
             return schema_of(Options.parse(self.options).columns)
         options = named(of_table(self.options), dict.fromkeys((*OPTIONS, *sink.OPTIONS)))

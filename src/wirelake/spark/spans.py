@@ -60,7 +60,7 @@ class Pieces:
         self.size = self.starts[-1]
 
     def window(self, at: int, size: int) -> memoryview:
-        """Up to so many bytes of the stream from `at` on; copied only where they must be joined."""
+        """Return up to this many bytes of the stream from `at` on; copy only to join pieces."""
         end = min(at + size, self.size)
         first = self._piece(at)
         if end <= self.starts[first + 1]:

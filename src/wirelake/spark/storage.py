@@ -190,7 +190,7 @@ class Storage:
                 stream.write(data)
 
     def read(self, name: str) -> bytes | None:
-        """What is in a small file; None where there is none."""
+        """Return the content of a small file; None if it does not exist."""
         system, path = self.open()
         with _store_errors(self.uri):
             if system.get_file_info(f"{path}/{name}").type != fs.FileType.File:

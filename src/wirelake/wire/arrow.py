@@ -107,7 +107,7 @@ def from_arrow(batch: pa.RecordBatch, table: FrameTable, start: int = 0) -> int:
 
 
 def _zero_buffer(size: int) -> pa.Buffer:
-    """A view of so many zero bytes."""
+    """Return a view of this many zero bytes."""
     global _zeros
     if size > _zeros.size:
         _zeros = pa.py_buffer(bytes(2 * size))

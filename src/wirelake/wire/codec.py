@@ -64,7 +64,7 @@ class Scanner:
         self.midway = False
 
     def set_limits(self, limits: Limits) -> None:
-        """Let these limits hold from the next frame on."""
+        """Set the limits, from the next frame on."""
         self.limits = limits
         self.max_message = limits.message
         self.max_address = limits.address

@@ -105,7 +105,7 @@ class Names:
             slot = (slot + 1) & self.mask
 
     def _make_room(self, room: cython.Py_ssize_t) -> cython.int:
-        """Make room for so many strings, in twice as many slots."""
+        """Make room for this many strings, in twice as many slots."""
         k: cython.Py_ssize_t
         slot: cython.Py_ssize_t
         self.hashes = longer(self.hashes[: self.count], "q", room)

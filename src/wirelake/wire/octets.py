@@ -192,7 +192,7 @@ class Octets:
         return 0
 
     def take(self, keep: cython.Py_ssize_t = 1 << 20) -> memoryview:
-        """What was put, handed over; the buffer starts again, empty, with room for `keep` bytes."""
+        """Return the content; the buffer starts again, empty, with room for `keep` bytes."""
         taken = memoryview(self.owner)[: self.size]
         # The next batch is likely to be as large as this one.
         self._own(min(self.size, keep) + 256)
@@ -207,7 +207,7 @@ class Octets:
         return 0
 
     def reserve(self, more: cython.Py_ssize_t) -> None:
-        """Make room for so many bytes at once."""
+        """Make room for this many bytes at once."""
         self.grow(more)
 
     def grow(self, more: cython.Py_ssize_t) -> cython.int:

@@ -130,7 +130,7 @@ class FrameTable:
         return 0
 
     def release(self) -> None:
-        """Let go of the buffer, so that its owner may change its size; the rows are gone."""
+        """Release the buffer, so that its owner may resize it; the rows are gone."""
         self.begin(None, self.dialect, b"")
 
     def point(self, field: str, data: cython.const[cython.uchar][::1]) -> cython.int:

@@ -155,7 +155,7 @@ class BosonTextScanner(Scanner):
         self.content = 0
 
     def set_limits(self, limits: Limits) -> None:
-        """Let these limits hold from the next frame on."""
+        """Set the limits, from the next frame on."""
         Scanner.set_limits(self, limits)
         self.max_sequence = limits.sequence
 

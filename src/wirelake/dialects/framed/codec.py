@@ -844,7 +844,7 @@ class FramedEncoder(Encoder):
         begin: cython.Py_ssize_t,
         n: cython.Py_ssize_t,
     ) -> cython.int:
-        """Write what stands behind the payload, the length, and the delimiter."""
+        """Write the bytes behind the payload, then the length and the delimiter."""
         g: Layout = self.layout
         out: Octets = self.out
         status: cython.int

@@ -127,7 +127,7 @@ class Field(_Table, frozen=True, kw_only=True):
     pad: Octets = "0x00"
     #: Text ends in front of this byte.
     until: Octets = ""
-    #: Text begins with its length in so many bytes.
+    #: The width in bytes of the length that text begins with.
     prefix: Literal[1, 2, 4] | None = None
     #: Text is this column, from 0, of what `separator` separates.
     column: Annotated[int, Meta(ge=0, le=255)] | None = None

@@ -267,12 +267,12 @@ class KoboldEncoder(Encoder):
 
     @cython.cfunc
     def _open(self, n: cython.int) -> cython.int:
-        """What stands before a text value of n bytes."""
+        """Write what precedes a text value of n bytes."""
         return 0 if self.protocol == 1 else put_head(self.out, 3, n)
 
     @cython.cfunc
     def _close(self) -> cython.int:
-        """What stands after a value."""
+        """Write what follows a value."""
         return self.out.put_uint8(59) if self.protocol == 1 else 0
 
     @cython.cfunc

@@ -46,7 +46,7 @@ class PluginScanner(Scanner):
         plugin.limits = limits
 
     def set_limits(self, limits: Limits) -> None:
-        """Let these limits hold from the next frame on."""
+        """Set the limits, from the next frame on."""
         super().set_limits(limits)
         if hasattr(self, "plugin"):
             self.plugin.limits = limits

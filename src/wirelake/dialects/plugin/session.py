@@ -139,7 +139,7 @@ class PluginSession(Session):
         return True
 
     def tick(self, now: float) -> None:
-        """Let the plug-in know that time has passed."""
+        """Call the plug-in's `tick`."""
         if not self.closed:
             try:
                 with WATCHDOG.watching(self.dialect):

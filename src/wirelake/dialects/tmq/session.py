@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from wirelake.broker.endpoint import Link
     from wirelake.broker.node import Node
 
-#: A connection idle for so long is pinged, and closed when two pings have had no answer (seconds).
+#: Idle time before a connection is pinged; closed after two unanswered pings (seconds).
 PING_AFTER = 30.0
 MAX_UNANSWERED = 2
 
@@ -32,7 +32,7 @@ MAX_UNANSWERED = 2
 ANSWERED = (Op.SUBSCRIBE, Op.UNSUBSCRIBE, Op.DECLARE, Op.REMOVE)
 #: The most messages that one pull may ask for.
 MOST_PULLED = 10**9 - 1
-#: Notes on pulled messages are looked through when there are so many of them.
+#: When there are this many notes on pulled messages, stale ones are removed.
 MANY_PULLED = 1000
 
 

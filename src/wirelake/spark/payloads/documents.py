@@ -80,7 +80,7 @@ class _DocumentDecoder:
         return self._with_odd(payloads, plain) if count else (plain, {})
 
     def one_by_one(self, payloads: pa.Array) -> Values:
-        """The same without the kernel."""
+        """Decode with msgspec, without the kernel."""
         return decode_each(payloads, self._read, self._kind)
 
     def _column(self, number: int, rows: int) -> pa.Array:
