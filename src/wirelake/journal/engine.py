@@ -347,6 +347,11 @@ class Engine:
         """Is a partition taken up?"""
         return partition in self._here
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other nodes own partitions of the same journal."""
+        return not self._is_sole_owner
+
     def adopt(self, partition: int, found: Recovered | None = None) -> None:
         """Take a partition up with its queues and keys; does nothing where it is here.
 
