@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -25,6 +26,7 @@ from wirelake.message import Flag, Message, Op
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PARTITIONS = 4
+NUMBERS = count(1)
 DIALECTS = ["mfp-1", "boson-text", "boson-binary", "kobold-1", "kobold-3", "tmq-1.01"]
 
 
@@ -88,6 +90,7 @@ async def two_nodes(servers: Servers, prefix: str) -> AsyncIterator[Two]:
 
 async def settled(*nodes: OneNode) -> None:
     """Wait until all filters are registered."""
+    await until(lambda: not any(node.edge.delegations.under_way for node in nodes))
     await until(
         lambda: not any(one.unconfirmed for node in nodes for one in node.edge.upstreams.values())
     )
@@ -129,8 +132,10 @@ async def read_until(client: Client, last: bytes) -> list[bytes]:
     return got
 
 
-def subscriber(desk: Desk, dialect: str, *filters: str) -> Client:
-    client = desk.client(dialect, role="sub")
+def subscriber(desk: OneNode, dialect: str, *filters: str) -> Client:
+    # An mfp client always has an id, which no client of another node may have.
+    name = f"of {desk.name} {next(NUMBERS)}" if dialect == "mfp-1" else ""
+    client = desk.client(dialect, name, role="sub")
     client.subscribe(*filters)
     return client
 

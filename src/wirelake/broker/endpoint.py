@@ -72,6 +72,8 @@ class Endpoint(ABC):
     observes = False
     #: Is this another node of the cluster, which passes messages on to its own clients?
     is_node = False
+    #: Does this stand for a client of another node, which has forwarded what it does here?
+    is_delegate = False
     #: Is nothing more read from this client while its own outbox is full?
     waits_for_itself = True
 

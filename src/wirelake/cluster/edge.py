@@ -33,6 +33,7 @@ from wirelake.broker.rights import Rights
 from wirelake.broker.route import wanting_ack
 from wirelake.broker.router import NODES
 from wirelake.broker.topics import DELIVERED, FORWARDED
+from wirelake.cluster.delegates import FROM_EDGE, FROM_OWNER, Delegates, Delegations
 from wirelake.cluster.peers import PeerLink, Role
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.journal.batch import home
@@ -99,6 +100,7 @@ class _NodeEndpoint(Endpoint):
     takes_direct = False
     acknowledges = False
     is_node = True
+    link: PeerLink
 
     def __init__(self, node: Node, link: PeerLink, rights: Rights) -> None:
         super().__init__(link, "node", FrameTable(1), rights, node.vitals.now)
@@ -249,7 +251,20 @@ class Edge:
         self._numbers = count(1)
         self._table = FrameTable()
         self._waiting: list[tuple[int, Callable[[], object]]] = []
+        self.delegations = Delegations(node, me, partitions, owner, is_serving, self._link_to)
+        self.delegates = Delegates(node, self._subscribe_edge)
         node.topics.elsewhere = self
+
+    def _link_to(self, name: str) -> PeerLink | None:
+        """Return the link to an owner, None where there is none."""
+        endpoint = self.upstreams.get(name)
+        return endpoint.link if endpoint is not None else None
+
+    def _subscribe_edge(self, link: PeerLink, address: str) -> None:
+        """Let an edge have what is published to a topic, before the edge itself asks for it."""
+        endpoint = self.downstreams.get(link.peer)
+        if endpoint is not None:
+            self.node.topics.subscribe_node(endpoint, address)
 
     # For the broker
 
@@ -341,6 +356,7 @@ class Edge:
                 moved.append(filter)
         self._register(moved)
         self.node.topics.forget_all()
+        self.delegations.changed(list(self.upstreams))
 
     # Links
 
@@ -357,6 +373,7 @@ class Edge:
         self._register([one for one in mine if not has_wildcard(one)])
         self._add_all(self.upstreams[link.peer], [one for one in mine if has_wildcard(one)])
         self.node.topics.forget_all()
+        self.delegations.changed(list(self.upstreams))
 
     def lost(self, link: PeerLink, reason: str) -> None:
         """A link has broken: those who wait for its answers are told so."""
@@ -367,6 +384,7 @@ class Edge:
         endpoint.lost(reason)
         if isinstance(endpoint, Downstream):
             del self.downstreams[link.peer]
+            self.delegates.lost(link)
             return
         del self.upstreams[link.peer]
         runs, endpoint.runs = endpoint.runs, {}
@@ -375,6 +393,7 @@ class Edge:
             self._refuse(run, error)
         endpoint.unconfirmed.clear()
         self._let_go()
+        self.delegations.lost(link, reason)
 
     def _endpoint(self, link: PeerLink) -> Upstream | Downstream | None:
         found = (self.upstreams if link.role is Role.EDGE else self.downstreams).get(link.peer)
@@ -406,6 +425,8 @@ class Edge:
         elif parcel[0] == _CONFIRMED:
             owner.unconfirmed.discard(int.from_bytes(parcel[1:]))
             self._let_go()
+        elif parcel[0] in FROM_OWNER:
+            self.delegations.received(owner.link, parcel)
         else:
             raise ProtocolError("node", 0, f"{parcel[0]} is no parcel of an owner")
 
@@ -414,6 +435,8 @@ class Edge:
             self._publish(edge, parcel)
         elif parcel[0] == _FILTERS:
             self._subscribe(edge, msgspec.json.decode(parcel[1:], type=_Filters))
+        elif parcel[0] in FROM_EDGE:
+            self.delegates.received(edge.link, parcel)
         else:
             raise ProtocolError("node", 0, f"{parcel[0]} is no parcel of an edge")
 

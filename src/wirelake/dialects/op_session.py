@@ -55,6 +55,14 @@ class OpSession(Session):
 
     has_streams = True
 
+    def can_delegate(self) -> bool:
+        """Always: what a frame asks for is in the frame."""
+        return True
+
+    def identify(self, message: Message, now: float) -> Message:
+        """Take a token and a client id from whatever message carries them."""
+        return self.authenticate(message, now)
+
     def control_rows(self, table: FrameTable, row: int, now: float) -> int:
         """Put messages into a queue, or acknowledge messages of one, that come together."""
         op = table.op[row]
