@@ -292,6 +292,13 @@ class Session(Endpoint):
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
 
+    def accept_subscribed(self, message: Message) -> None:
+        """Tell the client that its message is done, once other nodes know its last filter."""
+        if self.registration:
+            self.answer(lambda: self.accept(message), kept=False)
+        else:
+            self.accept(message)
+
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Tell the client that these rows are done, once they are durable if they are kept."""
         if len(rows):

@@ -71,7 +71,7 @@ class BosonTextSession(Session):
                 raise RefusedError(
                     "bad_request", f"{message.address or message.op.label} is no request"
                 )
-        self.accept(message)
+        self.accept_subscribed(message)
 
     def accept(self, message: Message) -> None:
         """`$ok`: the name of the control topic, a space, its content."""

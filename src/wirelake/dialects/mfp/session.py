@@ -61,7 +61,7 @@ class MfpSession(Session):
             self.node.topics.unsubscribe(self, message.address, now)
         else:
             raise RefusedError("bad_request", f"{message.op.label} is not for a {self.connection}")
-        self.accept(message)
+        self.accept_subscribed(message)
 
     def _shake_hands(self, message: Message, now: float) -> None:
         name, _, token = message.source.partition(":")
