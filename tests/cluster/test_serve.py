@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cluster.processes import Nodes, until
 from tests.cluster.servers import Servers, free_ports
+from wirelake.cluster.bus import Bus
+from wirelake.cluster.operator import Operator
+from wirelake.errors import RefusedError
 
 
 @pytest.fixture
@@ -77,3 +84,65 @@ def test_streams_that_could_lose_data_are_told_in_one_line(nodes: Nodes) -> None
     (node,) = nodes.start("a")
     (line,) = [line for line in node.log().splitlines() if " are weak: " in line]
     assert "6 streams have R1" in line
+
+
+def status(nats: Servers, prefix: str) -> dict[str, Any]:
+    """What operators see."""
+
+    async def ask() -> dict[str, Any]:
+        bus = await Bus.connect(nats.urls, prefix, "operator")
+        try:
+            return await Operator(bus).status(0.5)
+        finally:
+            await bus.close()
+
+    return asyncio.run(ask())
+
+
+def test_operators_see_drain_and_move(nodes: Nodes, nats: Servers, prefix: str) -> None:
+    started = nodes.start("a", "b")
+
+    def is_whole() -> bool:
+        found = status(nats, prefix)
+        return len(found["partitions"]) == 6 and all(one["served"] for one in found["partitions"])
+
+    until(is_whole, "not all partitions are served")
+    found = status(nats, prefix)
+    assert [one["node"] for one in found["nodes"]] == ["a", "b"]
+    assert sorted(k for one in found["nodes"] for k in one["owned"]) == list(range(6))
+    assert all(link["open"] for one in found["nodes"] for link in one["links"])
+    assert found["nodes"][0]["http"] == started[0].http
+    assert found["same_settings"]
+    at = ("--cluster", nats.urls[0], "--prefix", prefix)
+    assert run("cluster", "drain", "a", *at).stdout == "a serves no partition\n"
+    found = status(nats, prefix)
+    assert {one["owner"] for one in found["partitions"]} == {"b"}
+    assert found["nodes"][0]["draining"]
+    assert run("cluster", "drain", "a", "--off", *at).returncode == 0
+    moved = run("cluster", "move", "2", "a", *at, "--json")
+    assert json.loads(moved.stdout) == {"partition": 2, "node": "a"}
+    assert status(nats, prefix)["partitions"][2]["owner"] == "a"
+    wrong = run("cluster", "move", "6", "a", *at)
+    assert wrong.returncode != 0
+    assert "the cluster has 6" in wrong.stderr
+    told = json.loads(run("cluster", "status", *at, "--json").stdout)
+    assert told["nodes"][0]["weak"].startswith("6 streams have R1")
+    with urllib.request.urlopen(f"{started[1].http}/metrics") as answer:
+        figures = answer.read().decode()
+    for name in ("members 2.0", "owned ", "owner_changes_total ", "appends_fenced_total 0.0"):
+        assert f"wirelake_cluster_{name}" in figures
+    assert 'wirelake_cluster_link_open{node="a",role="edge"} 1.0' in figures
+    assert "wirelake_cluster_standby_lag" in figures
+
+
+def test_a_cluster_that_is_not_there_is_named(nats: Servers) -> None:
+    told = run("cluster", "status", "--cluster", nats.urls[0], "--prefix", "nowhere")
+    assert told.returncode != 0
+    assert "there is no cluster nowhere at these servers" in told.stderr
+
+
+async def test_a_node_that_is_not_there_is_not_found(nats: Servers, prefix: str) -> None:
+    bus = await Bus.connect(nats.urls, prefix, "operator")
+    with pytest.raises(RefusedError, match="no node z answers"):
+        await Operator(bus).drain("z", on=True, timeout=1.0)
+    await bus.close()

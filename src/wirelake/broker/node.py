@@ -6,7 +6,8 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
@@ -36,6 +37,16 @@ class Memory(Protocol):
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+
+
+class Figure(NamedTuple):
+    """A figure for operators that a part outside the broker adds; `total` ones only count up."""
+
+    name: str
+    text: str
+    value: float
+    labels: Mapping[str, str] = {}
+    total: bool = False
 
 
 class Owners(Protocol):
@@ -89,6 +100,8 @@ class Node:
         self.streams = Streams(quotas, self.clients, capture)
         #: Set where this node is one of a cluster.
         self.owners: Owners | None = None
+        #: Returns what others want to tell operators beside the broker's own figures.
+        self.figures: Callable[[], Iterable[Figure]] = tuple
         self._swept = 0.0
         engine.listeners.append(self._partition_changed)
         #: What dialects keep beyond connections, by family.

@@ -8,12 +8,12 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from wirelake.broker.node import Node
+from wirelake.broker.node import Figure, Node
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.coordinator import GRACE, Coordinator, Partitions
 from wirelake.cluster.edge import Edge
@@ -29,6 +29,20 @@ from wirelake.journal.retention import Rule
 from wirelake.journal.streams import Access
 
 log = logging.getLogger("wirelake.cluster")
+
+_LINK_FIGURES = (
+    ("open", "1 while the link to another node can be used.", False),
+    ("buffered", "Bytes that wait for a link.", False),
+    ("credit", "Bytes that may be sent before the other node has used some.", False),
+    ("moved", "Bytes that were sent.", True),
+    ("breaks", "Times that a link broke.", True),
+)
+_JOURNAL = {
+    "retries": "Appends that had no answer and were sent again.",
+    "fenced": "Appends that were refused, as another node owns the partition.",
+    "repairs": "Messages that a server had lost and another copy had.",
+    "chain_breaks": "Places where records of a partition are missing or damaged.",
+}
 
 #: A node looks this often (seconds) whether it follows the right partitions.
 STAND_BY = 1.0
@@ -53,6 +67,11 @@ class ClusterNode:
         ownership = self.coordinator.ownership
         self.edge = Edge(node, me.node, partitions, ownership.owner, ownership.is_serving)
         self.peers = Peers(bus, me.node, self.edge, window=window)
+        self.owner_changes = 0
+        #: Returns figures of the journal: what is weak, and counters.
+        self.tell_journal: Callable[[], dict[str, int | str]] = dict
+        node.figures = self.figures
+        self._bus = bus
         #: Called after every change of members and owners.
         self.on_change: Callable[[], object] = lambda: None
         self.coordinator.on_change = self._changed
@@ -61,6 +80,7 @@ class ClusterNode:
     async def start(self) -> None:
         """Join the cluster; raises EngineError where NATS cannot be reached."""
         await self.peers.start(self.coordinator.timing.beat)
+        await self._bus.answer(f"state.{self.coordinator.members.me.node}", self._answer)
         await self.coordinator.start()
 
     def _changed(self) -> None:
@@ -68,7 +88,48 @@ class ClusterNode:
         self.edge.changed()
         self.on_change()
 
+    async def _answer(self, _: bytes) -> bytes:
+        return msgspec.json.encode(self.state())
+
+    def state(self) -> dict[str, object]:
+        """Return what operators want to know of this node beside its heartbeat."""
+        ownership = self.coordinator.ownership
+        return {
+            "links": self.peers.state(),
+            "takeovers": [round(one, 3) for one in ownership.takeovers],
+            "owner_changes": self.owner_changes,
+            "delegates": len(self.edge.delegates),
+            **self.tell_journal(),
+        }
+
+    def figures(self) -> Iterator[Figure]:
+        """Yield what Prometheus is told."""
+        ownership, members = self.coordinator.ownership, self.coordinator.members
+        yield Figure("cluster_members", "Nodes that are alive.", len(members.alive()))
+        yield Figure("cluster_owned", "Partitions that this node serves.", len(ownership.owned()))
+        text = "Partitions that this node took over or lost."
+        yield Figure("cluster_owner_changes", text, self.owner_changes, total=True)
+        if ownership.takeovers:
+            text = "Seconds that the last take-over took, from the first sign to serving."
+            yield Figure("cluster_takeover_seconds", text, ownership.takeovers[-1])
+        text = "Clients of other nodes that this node acts for."
+        yield Figure("cluster_delegates", text, len(self.edge.delegates))
+        for partition, lag in self.coordinator.lag().items():
+            text = "Messages of the stream that this node's copy of a partition lacks."
+            yield Figure("cluster_standby_lag", text, lag, {"partition": str(partition)})
+        for link in self.peers.state():
+            labels = {"node": str(link["node"]), "role": str(link["role"])}
+            for name, text, total in _LINK_FIGURES:
+                value = link[name]
+                assert isinstance(value, int)
+                yield Figure(f"cluster_link_{name}", text, value, labels, total)
+        told = self.tell_journal()
+        for name, text in _JOURNAL.items():
+            if isinstance(counted := told.get(name), int):
+                yield Figure(f"cluster_appends_{name}", text, counted, total=True)
+
     def _tell(self, event: Event) -> None:
+        self.owner_changes += event.kind == "owner_changed"
         self.node.vitals.event(event.kind, event.node, event.text)
 
     async def stop(self, grace: float = GRACE) -> None:
@@ -190,10 +251,21 @@ class Joined:
         coordinator = self.member.coordinator
         coordinator.lag = self._work.lag
         self._work.on_lost = coordinator.lost
+        self.member.tell_journal = self._tell_journal
         self.member.on_change = self._changed.set
         await self.member.start()
         self._follower = asyncio.create_task(self._stand_by())
         log.info("node %s of the cluster %s, %d partitions", self.name, given.prefix, partitions)
+
+    def _tell_journal(self) -> dict[str, int | str]:
+        journal = self.journal
+        return {
+            "weak": journal.weak,
+            "retries": journal.retries,
+            "fenced": journal.fenced,
+            "repairs": journal.repairs,
+            "chain_breaks": len(journal.losses),
+        }
 
     async def _stand_by(self) -> None:
         """Follow the partitions that this node would take over next."""
