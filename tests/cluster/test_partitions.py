@@ -315,3 +315,50 @@ async def test_an_owner_that_is_fenced_says_so_to_ownership(cluster: Cluster) ->
     await until(cluster.is_whole)
     assert cluster.values() == everywhere(b"one")
     assert await first.write(2, b"three")
+
+
+async def ask(client: Client, message: Message) -> Message | None:
+    """The answer to a message, None where the connection ends instead."""
+    client.send(message)
+    got: list[Message] = []
+
+    def is_over() -> bool:
+        got.extend(client.take())
+        return bool(got) or client.session.closed
+
+    await until(is_over)
+    return got[-1] if got else None
+
+
+async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_reads(
+    nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    settings = StreamSettings(prefix=prefix, partitions=PARTITIONS, replicas=1, tidy_every=0)
+    access = Access(servers=tuple(nats.urls))
+    bus = await Bus.connect(nats.urls, prefix, "a")
+    await bus.open_bucket(replicas=1)
+    journal = await asyncio.to_thread(
+        lambda: JetStreamJournal(tmp_path / "a", access, settings, node="a")
+    )
+    thief = await asyncio.to_thread(lambda: JetStreamJournal(tmp_path / "thief", access, settings))
+    broker = Broker(bus, journal, "a")
+    try:
+        await broker.cluster.start()
+        await until(lambda: all(broker.engine.is_here(one) for one in range(PARTITIONS)))
+        ann, done = broker.client("kobold-3"), broker.engine.statistics
+        made = Message(op=Op.CREATE, address="key", payload=b"1", correlation_id="c")
+        assert (answer := await ask(ann, made)) is not None
+        assert answer.op == Op.OK
+        read = Message(op=Op.READ, address="key", correlation_id="r")
+        await asyncio.sleep(TIMING.lease * 1.2)
+        for expected in (1, 0):  # the second one is within the lease that the first one gave
+            before = done.commits
+            assert (answer := await ask(ann, read)) is not None
+            assert answer.payload == b"1"
+            assert done.commits - before == expected
+        await asyncio.sleep(TIMING.lease * 1.2)
+        await asyncio.to_thread(thief.recover, broker.engine.home("key"))
+        assert await ask(ann, read) is None, "it may be old"
+    finally:
+        await broker.end()
+        await asyncio.to_thread(thief.close)

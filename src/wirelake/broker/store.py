@@ -31,6 +31,9 @@ from wirelake.message import Message, Op, Parameters
 #: Each partition keeps its floor as the revision of this key, which nobody else can have.
 FLOOR = "$floor"
 
+#: Written where a node has to prove that it still owns a partition.
+PROOF = "$proof"
+
 #: Keys that one page of a list looks at, that it has, and the bytes of their values.
 LOOKED_AT = 1_000
 FOUND = 100
@@ -95,8 +98,16 @@ class Store:
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def read(self, session: Endpoint, message: Message) -> Entry:
-        """Return a key's latest state; raises RefusedError (`not_found`) where there is none."""
-        return self._present(session, message.address)
+        """Return a key's latest state; raises RefusedError (`not_found`) where there is none.
+
+        What it returns holds once everything that was written is durable. A node whose lease of the
+        partition has run out writes a record for that: another node may own it by now.
+        """
+        entry = self._present(session, message.address)
+        partition = self._engine.home(message.address)
+        if not self._engine.may_read(partition):
+            self._engine.write_entry(Entry(PROOF, 1, None), partition=partition)
+        return entry
 
     def update(self, session: Endpoint, message: Message, now: float) -> Entry:
         """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""

@@ -67,6 +67,9 @@ class ClusterNode:
         ownership = self.coordinator.ownership
         self.edge = Edge(node, me.node, partitions, ownership.owner, ownership.is_serving)
         self.peers = Peers(bus, me.node, self.edge, window=window)
+        if node.engine.is_shared:
+            node.engine.on_durable = self.coordinator.proved
+            node.engine.may_read = self.coordinator.may_read
         self.owner_changes = 0
         #: Returns figures of the journal: what is weak, and counters.
         self.tell_journal: Callable[[], dict[str, int | str]] = dict

@@ -220,7 +220,7 @@ class OpSession(Session):
             payload=value,
             parameters=Parameters(rev=entry.revision),
         )
-        kept = self.node.store.is_changing(message.address)
+        kept = self.node.engine.is_shared or self.node.store.is_changing(message.address)
         if len(value) > LARGE:
             self.answer(lambda: self.send_all([answer]), kept=kept)
         else:
