@@ -169,6 +169,23 @@ async def test_keys_have_one_revision_whichever_node_is_asked(
         assert none[0].parameters.code == "not_found"
 
 
+async def test_a_list_of_keys_has_those_of_all_nodes(nats: Servers, prefix: str) -> None:
+    async with two_nodes(nats, prefix) as two:
+        ann = two.a.client("kobold-3")
+        for k in range(300):
+            made = Message(op=Op.CREATE, address=f"list/{k}", payload=b"%d" % k, correlation_id="c")
+            ann.send(made)
+        await answers(ann, 300)
+        got = await ask(ann, Message(op=Op.READ, address="list/+", correlation_id="l"))
+        assert got[-1].parameters.count == 300
+        assert {one.address: one.payload for one in got[:-1]} == {
+            f"list/{k}": b"%d" % k for k in range(300)
+        }
+        two.give(0, "")
+        (refused,) = await ask(ann, Message(op=Op.READ, address="list/+", correlation_id="l"))
+        assert refused.parameters.code == "busy"
+
+
 @pytest.mark.parametrize("filter", ["", "town/#"])
 async def test_watchers_of_another_node_are_told_of_changes(
     nats: Servers, prefix: str, filter: str

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -79,6 +80,8 @@ class Store:
         self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
         self._watchers: FilterIndex[Endpoint] = FilterIndex()
+        #: Keys of other nodes that belong to the list that a session asks for next.
+        self.elsewhere: dict[Endpoint, list[Entry]] = {}
         self._listings: dict[_Listing, None] = {}
         self._watched: dict[Endpoint, dict[str, None]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
@@ -159,7 +162,7 @@ class Store:
         not be among them. Raises RefusedError at once where the session has no right to them.
         """
         self._check_filter(session, filter)
-        return self._pages(session, filter)
+        return chain(self._pages(session, filter), self.elsewhere.pop(session, ()))
 
     def _pages(self, session: Endpoint, filter: str) -> Iterator[Entry | None]:
         after = ""

@@ -49,6 +49,7 @@ from wirelake.broker.session import Session, begin_session
 from wirelake.cluster.peers import PeerLink
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.journal.batch import home
+from wirelake.journal.engine import Entry
 from wirelake.message import Flag, Message, Op
 from wirelake.wire import FrameTable
 from wirelake.wire.rows import count_rows, pack, unpack
@@ -63,6 +64,8 @@ TAKEN = 64 << 10
 LOOK = 0.02
 #: Rights of other nodes' clients that are remembered.
 MOST_RIGHTS = 10_000
+#: Bytes of keys and values of other nodes in one list.
+MOST_LISTED = 64 << 20
 #: Rows of one parcel, at most.
 MAX_ROWS = 1 << 20
 
@@ -78,7 +81,8 @@ SETTLED = ord("S")
 RETURNED = ord("H")
 ENDED = ord("K")
 FROM_EDGE = frozenset((OPEN, ROWS, TAKE, CALL, GONE))
-FROM_OWNER = frozenset((FRAMES, SETTLED, RETURNED, ENDED))
+LISTED = ord("L")
+FROM_OWNER = frozenset((FRAMES, SETTLED, RETURNED, ENDED, LISTED))
 
 #: Ops that are done where the home of their address is.
 _KEYS = frozenset((Op.CREATE, Op.READ, Op.UPDATE, Op.DELETE, Op.WATCH))
@@ -123,6 +127,17 @@ class _Called(msgspec.Struct, frozen=True, array_like=True):
     since: int | None = None
 
 
+class _Listed(msgspec.Struct, frozen=True, array_like=True):
+    """Keys that match a filter: key, revision, value, when it expires; or why there are none."""
+
+    number: int
+    sequence: int
+    entries: list[tuple[str, int, bytes, float]] = []
+    is_last: bool = True
+    code: str = ""
+    text: str = ""
+
+
 class _Ended(msgspec.Struct, frozen=True, array_like=True):
     number: int
     reason: str
@@ -159,6 +174,17 @@ class _Delegation:
 
 
 @dataclass(eq=False, slots=True)
+class _Gathering:
+    """A list of keys that other nodes are asked for."""
+
+    message: Message
+    pending: set[str] = field(default_factory=set)
+    found: list[Entry] = field(default_factory=list)
+    size: int = 0
+    refusal: RefusedError | None = None
+
+
+@dataclass(eq=False, slots=True)
 class _Client:
     """A client of this node that other nodes do something for, or may have to."""
 
@@ -169,6 +195,7 @@ class _Client:
     #: Keys that it watches, and their owners; filters, which all nodes know.
     watches: dict[str, str] = field(default_factory=dict)
     filters: set[str] = field(default_factory=set)
+    gatherings: dict[tuple[str, int], _Gathering] = field(default_factory=dict)
     #: Byte streams that it opened, by its own names for them.
     streams: dict[str, str] = field(default_factory=dict)
     #: The id that is registered, and where.
@@ -291,14 +318,69 @@ class Delegations:
     def _forward_filter(self, session: Session, message: Message) -> bool:
         """Do what concerns keys or addresses of many partitions."""
         if message.op == Op.READ:
-            text = "a list of keys across the nodes of a cluster is not there yet: name the key"
-            raise RefusedError("bad_request", text)
+            return self._gather(session, message)
         if message.op == Op.WATCH:
             self._client(session).filters.add(message.address)
             for owner in self._others():
                 called = _Called(0, "watch", message.address, message.parameters.rev)
                 self._call(self._delegation(session, owner), session, called)
         return False
+
+    def _gather(self, session: Session, message: Message) -> bool:
+        """Ask all other nodes for the keys that a filter matches; return False if there is none.
+
+        Raises RefusedError while some partition has no owner, as keys would be missing.
+        """
+        owners = {self._owner(partition) or "" for partition in range(self._partitions)}
+        if "" in owners or any(one != self._me and not self._upstream(one) for one in owners):
+            raise RefusedError("busy", "some partitions have no owner now")
+        owners.discard(self._me)
+        if not owners:
+            return False
+        asked = [self._delegation(session, owner) for owner in sorted(owners)]
+        gathering = _Gathering(message)
+        for found in asked:
+            found.sequence += 1
+            found.waiting[found.sequence] = 0, None
+            gathering.pending.add(found.owner)
+            called = _Called(0, "list", message.address, found.sequence)
+            self._call(found, session, called)
+            self._client(session).gatherings[found.owner, found.sequence] = gathering
+        return True
+
+    def _listed(self, link: PeerLink, listed: _Listed) -> None:
+        """Keys of another node have come; when all have, the list is sent."""
+        client = self._clients.get(listed.number)
+        found = client.delegations.get(link.peer) if client is not None else None
+        if client is None or found is None or found.link is not link:
+            return
+        gathering = client.gatherings.get((link.peer, listed.sequence))
+        if gathering is None:
+            return
+        gathering.found += [Entry(*one) for one in listed.entries]
+        gathering.size += sum(len(one[2]) + len(one[0]) for one in listed.entries)
+        if gathering.size > MOST_LISTED:
+            text = f"more than {MOST_LISTED} bytes of keys on other nodes"
+            gathering.refusal = RefusedError("too_large", text)
+            gathering.found.clear()
+        if listed.code:
+            gathering.refusal = RefusedError(listed.code, listed.text)
+        if not listed.is_last:
+            return
+        del client.gatherings[link.peer, listed.sequence]
+        found.waiting.pop(listed.sequence, None)
+        gathering.pending.discard(link.peer)
+        if gathering.pending:
+            return
+        if gathering.refusal is not None:
+            self._node.vitals.count_refused(gathering.refusal.code)
+            client.session.refuse(gathering.message, gathering.refusal)
+            return
+        self._node.store.elsewhere[client.session] = gathering.found
+        try:
+            client.session.control(gathering.message, self._node.vitals.now)
+        finally:
+            self._node.store.elsewhere.pop(client.session, None)
 
     def _place(self, session: Session, message: Message) -> str:
         """Return the node where a message is to be done; raises RefusedError where none is."""
@@ -484,6 +566,9 @@ class Delegations:
 
     def received(self, link: PeerLink, parcel: bytes | memoryview) -> None:
         """Do what an owner says; raises ProtocolError where it makes no sense."""
+        if parcel[0] == LISTED:
+            self._listed(link, msgspec.msgpack.decode(parcel[1:], type=_Listed))
+            return
         if parcel[0] == ENDED:
             ended = msgspec.msgpack.decode(parcel[1:], type=_Ended)
             client = self._clients.get(ended.number)
@@ -607,6 +692,26 @@ class _DelegateLink:
         if self.session.outgoing <= self._node.flow.limit // 2:
             self._node.flow.drained(self.session, self._node.vitals.now)
             self.run()
+
+    def tell_keys(self, filter: str, sequence: int) -> None:
+        """Send the edge the keys of this node that a filter matches."""
+        after, is_last = "", False
+        while not is_last:
+            try:
+                entries, after = self._node.store.page(self.session, filter, after)
+            except RefusedError as error:
+                self._list(_Listed(self._number, sequence, code=error.code, text=error.text))
+                return
+            is_last = not after
+            told = [
+                (one.key, one.revision, one.value, one.expires)
+                for one in entries
+                if one.value is not None
+            ]
+            self._list(_Listed(self._number, sequence, told, is_last))
+
+    def _list(self, listed: _Listed) -> None:
+        self._edge.write(bytes((LISTED,)) + msgspec.msgpack.encode(listed))
 
     def receive(self, sequence: int, rows: bytes | memoryview) -> None:
         """Do what rows ask for, after all that came before."""
@@ -735,9 +840,12 @@ class Delegates:
         return self._rights[key]
 
     def _call(self, found: _DelegateLink, called: _Called) -> None:
-        """Do something for a client without an answer."""
+        """Do something for a client without an answer to it."""
         node, session, name = self._node, found.session, called.name
         now = node.vitals.now
+        if called.what == "list":
+            found.tell_keys(name, called.since or 0)
+            return
         try:
             match called.what:
                 case "claim" | "name":
