@@ -69,7 +69,7 @@ async def insist(work: Callable[[], Awaitable[T]]) -> T:
         await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("dialect", ["mfp-1", "boson-text", "tmq-1.01", "kobold-1", "kobold-3"])
+@pytest.mark.parametrize("dialect", ["mfp-1", "boson-text", "tmq-1.01", "kobold-1", "mqtt-5"])
 async def test_topics_reach_subscribers_of_all_nodes(cluster: Nodes, dialect: str) -> None:
     a, b, c = (cluster.all[name].url(dialect) for name in NAMES)
     async with (
