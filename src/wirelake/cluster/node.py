@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -44,6 +45,9 @@ _JOURNAL = {
     "chain_breaks": "Places where records of a partition are missing or damaged.",
 }
 
+#: How long a node that starts waits for JetStream, and between two tries (seconds).
+PATIENCE = 30.0
+RETRY = 0.5
 #: A node looks this often (seconds) whether it follows the right partitions.
 STAND_BY = 1.0
 
@@ -229,8 +233,17 @@ class Joined:
             )
 
         try:
-            await bus.open_bucket(given.replicas)
-            journal = await asyncio.to_thread(open_journal)
+            ends = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    await bus.open_bucket(given.replicas)
+                    journal = await asyncio.to_thread(open_journal)
+                    break
+                except EngineError as error:  # as while JetStream elects a leader
+                    if not error.retriable or time.monotonic() > ends:
+                        raise
+                    log.warning("%s; trying again", error)
+                    await asyncio.sleep(RETRY)
         except BaseException:
             await bus.close()
             raise
