@@ -14,7 +14,7 @@ from typing import Any
 from tests.cluster.servers import PATIENCE
 
 #: Heartbeats and leases of the nodes, shorter than the defaults.
-TIMING = "beat = 0.2\ndead = 1.0\nlease = 0.5\n"
+TIMING = "beat = 0.2\ndead = 2.0\nlease = 0.5\n"
 
 
 class NodeProcess:

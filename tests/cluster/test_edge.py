@@ -13,6 +13,7 @@ from tests.broker.desk import Client, Desk, ops
 from tests.cluster.servers import Servers
 from tests.cluster.test_coordinator import until
 from wirelake.broker.inventory import connections
+from wirelake.broker.local import LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.edge import Edge
@@ -379,3 +380,23 @@ async def test_a_message_for_a_queue_of_another_node_is_kept_there(
         ann = two.a.client("tmq-1.01", "ann")
         ann.send(Message(address=address, payload=b"job", id="m1", flags=Flag.ACK))
         await until(lambda: len(two.b.node.queues.get(address)) == 1)
+
+
+async def test_who_publishes_over_http_is_told_what_other_nodes_did(
+    nats: Servers, prefix: str
+) -> None:
+    async with two_nodes(nats, prefix) as two:
+        node = two.a.node
+        rights = node.clients.rights_of_strangers
+        wakes: list[bool] = []
+        session = LocalSession(node, LocalLink("test", lambda: wakes.append(True)), rights, 0.0)
+        node.router.publish_message(session, Message(address=two.address("b"), payload=b"1"), 0.0)
+        assert session.unanswered == 1
+        await until(lambda: session.unanswered == 0)
+        assert (session.refusal, wakes != []) == (None, True)
+        assert two.b.rows() == 1
+        node.router.publish_message(session, Message(address=two.address("b"), payload=b"2"), 0.0)
+        two.a.edge.upstreams["b"].link.abort()
+        assert session.unanswered == 0
+        assert session.refusal is not None
+        assert session.refusal.code == "busy"

@@ -312,6 +312,7 @@ async def test_an_owner_that_is_fenced_says_so_to_ownership(cluster: Cluster) ->
     assert not await first.write(2, b"two")
     assert not first.engine.is_here(2)
     assert not first.coordinator.ownership.is_serving(2)
+    assert not first.engine.trouble, "the other partitions are as well as before"
     await asyncio.to_thread(thief.close)
     await until(cluster.is_whole)
     assert cluster.values() == everywhere(b"one")

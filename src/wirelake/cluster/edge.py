@@ -73,6 +73,8 @@ class _Answer(msgspec.Struct, frozen=True):
     unasked: int = 0
     code: str = ""
     text: str = ""
+    #: Why nobody knows whether the run was kept.
+    failed: str = ""
 
 
 @dataclass(slots=True)
@@ -82,6 +84,7 @@ class _Run:
     session: Endpoint
     rows: bytes | memoryview  # those that ask, without payloads
     places: list[int]
+    count: int  # of all rows
 
 
 @dataclass(slots=True)
@@ -460,18 +463,26 @@ class Edge:
         """Send rows to an owner, and remember who waits for the answer."""
         number = next(self._numbers)
         sender = session.client_id.encode()
-        if len(asking):
-            places = {row: place for place, row in enumerate(rows)}
+        is_waited_for = len(asking) > 0 or session.waits_for_owners
+        if is_waited_for:
+            places = {row: place for place, row in enumerate(rows)} if len(asking) else {}
             brief = pack(table, asking, sender, whole=False)
-            owner.runs[number] = _Run(session, brief, [places[row] for row in asking])
-        head = bytes([_RUN, len(asking) > 0]) + number.to_bytes(8)
+            owner.runs[number] = _Run(session, brief, [places[row] for row in asking], len(rows))
+            session.unanswered += 1
+        head = bytes([_RUN, is_waited_for]) + number.to_bytes(8)
         owner.write(b"".join((head, pack(table, rows, sender))), "pause", session)
 
     def _answered(self, owner: Upstream, answer: _Answer) -> None:
         run = owner.runs.pop(answer.number, None)
-        if run is None or run.session.closed:
+        if run is None:
             return
-        table = FrameTable(len(run.places))
+        if answer.failed:
+            self._refuse(run, RefusedError("busy", answer.failed))
+            return
+        run.session.unanswered -= 1
+        if run.session.closed:
+            return
+        table = FrameTable(max(1, len(run.places)))
         unpack(run.rows, table)
         refused = {place: RefusedError(code, text) for place, code, text in answer.refused}
         done = array("i", [k for k, place in enumerate(run.places) if place not in refused])
@@ -482,13 +493,18 @@ class Edge:
                 run.session.refuse(table.message(row), refused[place])
         if answer.unasked:
             run.session.refuse_unasked(RefusedError(answer.code, answer.text), answer.unasked)
+        run.session.answered()
 
     def _refuse(self, run: _Run, error: RefusedError) -> None:
+        run.session.unanswered -= 1
         if not run.session.closed:
-            table = FrameTable(len(run.places))
+            table = FrameTable(max(1, len(run.places)))
             unpack(run.rows, table)
             for message in table.messages():
                 run.session.refuse(message, error)
+            if run.session.waits_for_owners and len(run.places) < run.count:
+                run.session.refuse_unasked(error, run.count - len(run.places))
+            run.session.answered()
 
     def _deliver(self, owner: Upstream, parcel: bytes | memoryview) -> None:
         """Give rows that an owner sends to the clients of this node."""
@@ -520,7 +536,9 @@ class Edge:
         data = bytes([_ANSWER]) + msgspec.json.encode(answer)
         engine = self.node.engine
         if outcome.kept and not engine.trouble:
-            engine.after(lambda: edge.link.write(data))
+            lost = _Answer(number, failed="this may have been kept or not: try again")
+            unknown = bytes([_ANSWER]) + msgspec.json.encode(lost)
+            engine.after(lambda: edge.link.write(data), failed=lambda: edge.link.write(unknown))
         else:
             edge.link.write(data)
 

@@ -391,6 +391,8 @@ class Engine:
         """
         check_partition(partition, self._all)
         if partition not in self._here:
+            if partition in self._lost and not why:
+                self._lost[partition] = ""  # another node has it: that is no trouble of this one
             return
         self._flush()
         self._here.discard(partition)
