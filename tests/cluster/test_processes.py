@@ -228,6 +228,16 @@ async def test_nothing_acknowledged_is_lost_when_an_owner_is_killed(own: Nodes) 
     assert max(silences) < 5.0
 
 
+async def test_a_client_of_several_hosts_goes_on_at_another_node(own: Nodes) -> None:
+    first, *others = (own.all[name].url("kobold-3").removeprefix("kobold-3://") for name in NAMES)
+    url = f"kobold-3://{first},{','.join(others)}"
+    async with wirelake.connect(url, min_delay=0.02) as client, client.subscribe("news") as news:
+        await published(client, "news", b"1", news)
+        await asyncio.to_thread(own.all["a"].kill)
+        await insist(partial(client.publish, "news", b"2", ack=True))
+        await published(client, "news", b"3", news)
+
+
 async def test_a_planned_stop_refuses_hardly_anything_and_loses_nothing(own: Nodes) -> None:
     done: list[str] = []
     work = [asyncio.create_task(put_for(name, own, 4.0, done)) for name in "ac"]

@@ -183,5 +183,6 @@ class Node:
     def close(self) -> None:
         """Close all connections, and tell their clients why."""
         for session in list(self.sessions):
-            session.say_goodbye()
-            session.close("the broker stops")
+            if not session.is_delegate:  # its client is another node's
+                session.say_goodbye()
+                session.close("the broker stops")

@@ -228,6 +228,8 @@ class Delegations:
         self._timer: asyncio.TimerHandle | None = None
         self._single = FrameTable(1)
         self._before: tuple[str, ...] = ()
+        #: Owners, what is served here, and links, when `changed` last looked.
+        self._state: tuple[tuple[str, ...], tuple[bool, ...], frozenset[str]] | None = None
         node.owners = self
         node.clients.on_named = self.named
         node.clients.label = f"{me}-"
@@ -320,8 +322,9 @@ class Delegations:
         if message.op == Op.READ:
             return self._gather(session, message)
         if message.op == Op.WATCH:
+            owners = self._all_owners()
             self._client(session).filters.add(message.address)
-            for owner in self._others():
+            for owner in owners:
                 called = _Called(0, "watch", message.address, message.parameters.rev)
                 self._call(self._delegation(session, owner), session, called)
         return False
@@ -331,13 +334,10 @@ class Delegations:
 
         Raises RefusedError while some partition has no owner, as keys would be missing.
         """
-        owners = {self._owner(partition) or "" for partition in range(self._partitions)}
-        if "" in owners or any(one != self._me and not self._upstream(one) for one in owners):
-            raise RefusedError("busy", "some partitions have no owner now")
-        owners.discard(self._me)
+        owners = self._all_owners()
         if not owners:
             return False
-        asked = [self._delegation(session, owner) for owner in sorted(owners)]
+        asked = [self._delegation(session, owner) for owner in owners]
         gathering = _Gathering(message)
         for found in asked:
             found.sequence += 1
@@ -400,9 +400,15 @@ class Delegations:
             raise RefusedError("busy", f"nobody owns {name} now")
         return owner
 
-    def _others(self) -> list[str]:
-        """Return the nodes that there is a link to."""
-        return [name for name in self._marks.values() if self._upstream(name) is not None]
+    def _all_owners(self) -> list[str]:
+        """Return the other nodes that own partitions.
+
+        Raises RefusedError while some partition has no owner, or there is no link to it.
+        """
+        owners = {self._owner(partition) for partition in range(self._partitions)}
+        if "" in owners or any(one != self._me and not self._upstream(one) for one in owners):
+            raise RefusedError("busy", "some partitions have no owner now")
+        return sorted(owners - {self._me})
 
     def _delegation(self, session: Session, owner: str) -> _Delegation:
         """Return a client's delegation at an owner, which knows who the client is now."""
@@ -504,8 +510,13 @@ class Delegations:
 
     def changed(self, members: list[str]) -> None:
         """Members, links or owners have changed: register what moved with its new owner."""
-        self._marks = {mark_of(name): name for name in {*members, self._me}}
+        links = frozenset(members)
+        serving = tuple(map(self._is_serving, range(self._partitions)))
         owners = tuple(self._owner(partition) for partition in range(self._partitions))
+        if (owners, serving, links) == self._state:
+            return
+        self._state = owners, serving, links
+        self._marks = {mark_of(name): name for name in {*members, self._me}}
         has_moved = any(old and old != new for old, new in zip(self._before, owners, strict=False))
         self._before = owners
         for client in list(self._clients.values()):
@@ -544,6 +555,7 @@ class Delegations:
 
     def lost(self, link: PeerLink, reason: str) -> None:
         """The link to an owner has broken, and the delegates there are gone."""
+        self._state = None
         for client in list(self._clients.values()):
             found = client.delegations.get(link.peer)
             if found is None or found.link is not link:
@@ -636,9 +648,14 @@ class _DelegateLink:
         peer: str,
         node: Node,
         subscribe: Callable[[str], object],
+        forget: Callable[[], object],
     ) -> None:
-        """`subscribe` lets the edge have what is published to an address from now on."""
+        """`subscribe` lets the edge have what is published to an address from now on.
+
+        `forget` is called when the delegate ends by itself.
+        """
         self._edge_subscribes = subscribe
+        self._forget = forget
         self.peer = f"{peer} at {edge.peer}"
         self.is_open = True
         self.moved = 0
@@ -662,6 +679,7 @@ class _DelegateLink:
             self.is_open = False
             ended = _Ended(self._number, "the node that owns what it uses has disconnected it")
             self._edge.write(bytes((ENDED,)) + msgspec.msgpack.encode(ended))
+            self._forget()
 
     def abort(self) -> None:
         """Disconnect the client."""
@@ -814,6 +832,7 @@ class Delegates:
                 opened.peer,
                 self._node,
                 lambda address: self._subscribe(link, address),
+                lambda: known.pop(opened.number, None),
             )
             now = self._node.vitals.now
             found.session = begin_session(self._node, found, opened.dialect, now)
