@@ -20,7 +20,9 @@ TIMING = "beat = 0.2\ndead = 2.0\nlease = 0.5\n"
 class NodeProcess:
     """One node."""
 
-    def __init__(self, folder: Path, name: str, urls: list[str], prefix: str, more: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, urls: list[str], prefix: str, more: str, replicas: int
+    ) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +30,7 @@ class NodeProcess:
         config = self.folder / "wirelake.toml"
         config.write_text(
             f"{more}\n[cluster]\nservers = {json.dumps(urls)}\n"
-            f'prefix = "{prefix}"\nnode = "{name}"\nreplicas = 1\npartitions = 6\n{TIMING}'
+            f'prefix = "{prefix}"\nnode = "{name}"\nreplicas = {replicas}\npartitions = 6\n{TIMING}'
         )
         self.command = [
             *(sys.executable, "-m", "wirelake", "serve", "--config", str(config)),
@@ -76,6 +78,14 @@ class NodeProcess:
         self.process.kill()
         self.process.wait(PATIENCE)
 
+    def freeze(self) -> None:
+        """Stop the process, whose connections stay."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a stopped process go on."""
+        self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """Stop it as planned; return its exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -85,9 +95,12 @@ class NodeProcess:
 class Nodes:
     """Several nodes, which are ended when the block ends."""
 
-    def __init__(self, folder: Path, urls: list[str], prefix: str, more: str = "") -> None:
+    def __init__(
+        self, folder: Path, urls: list[str], prefix: str, more: str = "", replicas: int = 1
+    ) -> None:
         self.all: dict[str, NodeProcess] = {}
         self._folder, self._urls, self._prefix, self._more = folder, urls, prefix, more
+        self._replicas = replicas
 
     def start(self, *names: str) -> list[NodeProcess]:
         """Start nodes beside each other, and wait until all have joined."""
@@ -99,7 +112,8 @@ class Nodes:
         return made
 
     def _make(self, name: str) -> NodeProcess:
-        return NodeProcess(self._folder, name, self._urls, self._prefix, self._more)
+        more, replicas = self._more, self._replicas
+        return NodeProcess(self._folder, name, self._urls, self._prefix, more, replicas)
 
     def __enter__(self) -> Nodes:
         return self

@@ -248,3 +248,38 @@ async def test_a_planned_stop_refuses_hardly_anything_and_loses_nothing(own: Nod
     assert set(done) <= set(got)
     assert len(got) == len(set(got))
     assert max(silences) < 2.0
+
+
+@pytest.mark.soak
+async def test_an_owner_that_stood_still_does_no_harm_when_it_goes_on(own: Nodes) -> None:
+    done: list[str] = []
+    work = [asyncio.create_task(put_for(name, own, 12.0, done)) for name in "ac"]
+    await asyncio.sleep(1.5)
+    own.all["b"].freeze()
+    await asyncio.sleep(5)
+    own.all["b"].thaw()
+    silences = await asyncio.gather(*work)
+    got = await drain(own.all["b"].url("kobold-3"))
+    assert set(done) <= set(got)
+    assert len(got) == len(set(got))
+    assert max(silences) < 6.0
+
+
+@pytest.mark.soak
+async def test_nothing_acknowledged_is_lost_when_a_nats_server_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "nats").mkdir()
+    with (
+        Servers(tmp_path / "nats", 3) as servers,
+        Nodes(tmp_path, servers.urls, "three", replicas=3) as nodes,
+    ):
+        await asyncio.to_thread(nodes.start, *NAMES)
+        await ready(nodes)
+        done: list[str] = []
+        work = [asyncio.create_task(put_for(name, nodes, 20.0, done)) for name in NAMES]
+        await asyncio.sleep(3)
+        servers.processes[0].kill()
+        silences = await asyncio.gather(*work)
+        got = await drain(nodes.all["a"].url("kobold-3"))
+        assert set(done) <= set(got)
+        assert len(got) == len(set(got))
+        assert max(silences) < 10.0
