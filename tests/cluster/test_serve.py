@@ -19,6 +19,9 @@ from wirelake.cluster.bus import Bus
 from wirelake.cluster.operator import Operator
 from wirelake.errors import RefusedError
 
+#: nats-py leaves a socket behind where a server was killed or stands still.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 @pytest.fixture
 def nodes(nats: Servers, prefix: str, tmp_path: Path) -> Iterator[Nodes]:

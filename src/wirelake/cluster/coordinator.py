@@ -264,10 +264,19 @@ class Coordinator:
 
     async def abort(self) -> None:
         """Stop at once and hand nothing over."""
-        tasks = [one for one in (self._loop_task, *self._jobs) if one is not None]
-        for task in tasks:
+        await end_tasks(one for one in (self._loop_task, *self._jobs) if one is not None)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until all have ended: up to Python 3.11 `wait_for` may swallow a cancellation.
+
+    It does where what it waits for comes in the same turn; a task that loops would never end.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, left = await asyncio.wait(left, timeout=0.1)
 
 
 async def ask(bus: Bus, node: str, command: Command) -> None:

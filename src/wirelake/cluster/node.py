@@ -16,7 +16,7 @@ import msgspec
 
 from wirelake.broker.node import Figure, Node
 from wirelake.cluster.bus import Bus
-from wirelake.cluster.coordinator import GRACE, Coordinator, Partitions
+from wirelake.cluster.coordinator import GRACE, Coordinator, Partitions, end_tasks
 from wirelake.cluster.edge import Edge
 from wirelake.cluster.members import Event, Heartbeat, Timing, hash_settings
 from wirelake.cluster.partitions import SharedPartitions
@@ -305,10 +305,7 @@ class Joined:
 
     async def close(self) -> None:
         """End all connections, and write what can still be written."""
-        tasks = [self._follower] if self._follower is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks([self._follower] if self._follower is not None else [])
         if hasattr(self, "member"):
             await self.member.abort()
         with contextlib.suppress(EngineError):  # what was not durable was not acknowledged
