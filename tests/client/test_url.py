@@ -34,6 +34,15 @@ def test_a_url_names_a_dialect_and_a_place(url: str, dialect: str, host: str, po
     assert (place.dialect, place.host, place.port) == (dialect, host, port)
 
 
+def test_a_url_may_name_several_hosts() -> None:
+    place = parse("kobold-3://ann:secret@a:1,b,[::1]:3")
+    assert place.hosts == (("a", 1), ("b", 7702), ("::1", 3))
+    assert (place.client_id, place.token) == ("ann", "secret")
+    for wrong in ("kobold-3://a,b:0", "kobold-3://a,b/path", "ws://a,b/v1/wire/kobold-3"):
+        with pytest.raises(ConfigError):
+            parse(wrong)
+
+
 def test_identity_is_in_the_url_or_beside_it() -> None:
     place = parse("kobold-2://al%20ice:s%3Acret@h:1")
     assert (place.client_id, place.token) == ("al ice", "s:cret")

@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.servers import Servers
 from tests.journal.streamed import Stream, StreamedJournal
 from wirelake.cluster.bus import Bus, check_name
-from wirelake.cluster.coordinator import Command, Coordinator, ask
+from wirelake.cluster.coordinator import Command, Coordinator, ask, end_tasks
 from wirelake.cluster.members import Heartbeat, Timing
 from wirelake.cluster.ownership import Ownership, Phase
 from wirelake.errors import ConfigError, EngineError, RefusedError
@@ -267,3 +267,23 @@ async def test_a_name_that_is_no_part_of_a_subject_is_refused() -> None:
             "p",
             "a",
         )
+
+
+async def test_a_task_that_swallows_a_cancellation_ends_all_the_same() -> None:
+    swallowed = 0
+
+    async def loops() -> None:
+        nonlocal swallowed
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if swallowed:
+                    raise
+                swallowed += 1  # as `wait_for` may, up to Python 3.11
+
+    task = asyncio.create_task(loops())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(end_tasks([task]), 10)
+    assert task.cancelled()
+    assert swallowed == 1

@@ -101,6 +101,7 @@ class Line:
         self._trouble: WirelakeError = RefusedError("closed", f"{place}: not connected")
         self._spoke = 0.0  # when something was written last
         self._turns = 0
+        self._host = 0  # which of the place's hosts it is connected to, or tries next
         self._over = False
         self._is_lost = False  # it was there, and is being tried again
         self._closing = False
@@ -394,7 +395,22 @@ class Line:
             return await asyncio.open_unix_connection(
                 place.path, ssl=place.tls, server_hostname=name, limit=READ
             )
-        return await asyncio.open_connection(place.host, place.port, ssl=place.tls, limit=READ)
+        return await self._dial_any()
+
+    async def _dial_any(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the host of the last connection, or else to the next one that answers."""
+        hosts = self.place.hosts
+        patience = self.settings.timeout / len(hosts)
+        for left in reversed(range(len(hosts))):
+            host, port = hosts[self._host % len(hosts)]
+            try:
+                async with asyncio.timeout(patience):
+                    return await asyncio.open_connection(host, port, ssl=self.place.tls, limit=READ)
+            except OSError:  # TimeoutError is one
+                if not left:
+                    raise
+                self._host += 1
+        raise AssertionError("a place has a host")
 
     async def _hang_up(self) -> None:
         writer, self._writer = self._writer, None

@@ -10,7 +10,7 @@ import os
 import ssl
 import unicodedata
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from urllib.parse import unquote, urlsplit
 
@@ -35,6 +35,8 @@ class Place:
     token: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     is_websocket: bool = False  # then `path` is that of the URL
+    #: Further hosts and ports of the same cluster, to be tried when this one does not answer.
+    others: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         tls = "+tls" if self.tls else ""
@@ -44,6 +46,11 @@ class Place:
             return f"{self.dialect}{tls}+unix://{self.path}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.dialect}{tls}://{host}:{self.port}"
+
+    @property
+    def hosts(self) -> tuple[tuple[str, int], ...]:
+        """All hosts and ports, in the order of the URL."""
+        return ((self.host, self.port), *self.others)
 
     @property
     def family(self) -> str:
@@ -72,6 +79,13 @@ def parse(
         place = url.rpartition("@")[2]  # what stands before it may be a token
         text = f"{place!r} has no scheme: say in which dialect, as in kobold-3://{place}"
         raise ConfigError("url", text)
+    url, more = _first_host(url)
+    if more:
+        places = [parse(f"{url.partition('://')[0]}://{host}", tls=tls) for host in more]
+        if any(one.path or one.is_websocket for one in places):
+            raise ConfigError("url", "several hosts are for connections by TCP")
+        first = parse(url, client_id=client_id, token=token, tls=tls, ca=ca, cert=cert, key=key)
+        return replace(first, others=tuple((one.host, one.port) for one in places))
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -125,6 +139,17 @@ def parse(
         context,
         is_websocket,
     )
+
+
+def _first_host(url: str) -> tuple[str, list[str]]:
+    """Return a URL with the first of its hosts alone, and the other hosts with their ports."""
+    scheme, separator, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    first, *others = hosts.split(",")
+    if not others:
+        return url, []
+    return f"{scheme}{separator}{user}{at}{first}{slash}{path}", others
 
 
 def dialect_urls(urls: Iterable[str], *, token: str = "") -> dict[str, str]:

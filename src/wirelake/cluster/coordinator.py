@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -236,9 +236,14 @@ class Coordinator:
             raise
         self._act(self.ownership.taken_up(partition, epoch, sent, time.monotonic()))
 
-    def proved(self, partition: int, sent: float) -> None:
-        """An append that was sent at `sent` became durable."""
-        self.ownership.proved(partition, sent)
+    def proved(self, partitions: Iterable[int], sent: float) -> None:
+        """Appends that were sent at `sent` became durable."""
+        for partition in partitions:
+            self.ownership.proved(partition, sent)
+
+    def may_read(self, partition: int) -> bool:
+        """Whether this node may answer reads of a partition from memory, without an append."""
+        return self.ownership.may_read(partition, time.monotonic())
 
     def lost(self, partition: int) -> None:
         """An append was fenced."""
@@ -259,10 +264,19 @@ class Coordinator:
 
     async def abort(self) -> None:
         """Stop at once and hand nothing over."""
-        tasks = [one for one in (self._loop_task, *self._jobs) if one is not None]
-        for task in tasks:
+        await end_tasks(one for one in (self._loop_task, *self._jobs) if one is not None)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks until all have ended: up to Python 3.11 `wait_for` may swallow a cancellation.
+
+    It does where what it waits for comes in the same turn; a task that loops would never end.
+    """
+    left = set(tasks)
+    while left:
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        _, left = await asyncio.wait(left, timeout=0.1)
 
 
 async def ask(bus: Bus, node: str, command: Command) -> None:

@@ -217,13 +217,29 @@ class Api:
             raise RefusedError("unauthorized", "no right to read the log")
         if expression or "filter" in found:
             select(rights, found.get("filter", []), (), expression=expression)
-        positions = await self._gate.ask(self._node.engine.positions)
+        positions = await self._positions()
         shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in positions]
         if given:
             moment = parse_time(given, "time")
             for position, described in zip(positions, shown, strict=True):
                 described["at"] = await self._find(position, moment)
         return answer({"partitions": shown, "log": self._node.engine.log_id})
+
+    async def _positions(self, wanted: int | None = None) -> list[Position]:
+        """Where the partitions begin and end.
+
+        Raises RefusedError (`busy`) where another node of a cluster owns one of them, or the one
+        that is wanted: rows that are not here must not look as if there were none.
+        """
+        engine = self._node.engine
+        positions = await self._gate.ask(engine.positions)
+        if engine.is_shared:
+            numbers = [one.partition for one in positions if wanted in (None, one.partition)]
+            away = [str(number) for number in numbers if not engine.is_here(number)]
+            if away:
+                text = f"other nodes of the cluster own these partitions: {', '.join(away)}"
+                raise RefusedError("busy", text)
+        return positions
 
     async def _find(self, position: Position, moment: int) -> int:
         loop = asyncio.get_running_loop()
@@ -242,7 +258,7 @@ class Api:
         expression = one(found, "pattern")
         selection = select(rights, found.get("filter", []), columns, limit, expression)
         wanted = number(path_part(request, "partition"), "the partition")
-        positions = await self._gate.ask(self._node.engine.positions)
+        positions = await self._positions(wanted)
         if wanted >= len(positions):
             raise RefusedError("not_found", f"the log has {len(positions)} partitions")
         id = self._node.engine.log_id
