@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fuzz.builds import Build
-from fuzz.invariant import LIMITS, Broken, check, check_detection
+from fuzz.invariant import LIMITS, LONGEST, Broken, check, check_detection
 from fuzz.native.framed import Framed
 
 #: Runs one input; returns how many of its bytes were read without a fault.
@@ -178,8 +178,9 @@ class Stream:
         objects = small and chance.random() < 0.1
         reading, filled = kernels.scan(self.dialect, limits, table, _whole(data))
         for rows in filled:
-            for written in writing:
-                written.frames += written.encoder.encode(rows)
+            if max(memoryview(rows.address_len)[: rows.count]) <= LONGEST:
+                for written in writing:
+                    written.frames += written.encoder.encode(rows)
             if arrow:
                 self._through_arrow(rows, chance)
             if objects:

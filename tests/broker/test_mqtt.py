@@ -12,9 +12,12 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
+from wirelake.dialects.codec import scanner
 from wirelake.dialects.mqtt.codes import Packet, Reason
+from wirelake.errors import ProtocolError
 from wirelake.journal.engine import Engine
 from wirelake.message import Flag, Message, Op, Parameters
+from wirelake.wire import FrameTable
 
 VERSIONS = ["mqtt-3.1.1", "mqtt-5"]
 both_versions = pytest.mark.parametrize("dialect", VERSIONS)
@@ -713,3 +716,28 @@ def test_other_dialects_with_parameters_are_told_the_quality_of_service(desk: De
     (message,) = other.take()
     assert dict(message.headers) == {"mqtt.qos": "2", "mqtt.content_type": "text/plain"}
     assert message.parameters == Parameters()
+
+
+@pytest.mark.parametrize(
+    ("filter", "taken"),
+    [
+        (b"a" * 255, True),
+        (b"a" * 256, False),
+        (b"$share/g/" + b"a" * 255, True),
+        (b"$share/" + b"g" * 247 + b"/" + b"a" * 255, True),
+        (b"$share/" + b"g" * 248 + b"/" + b"a" * 255, False),
+    ],
+)
+def test_only_the_name_of_a_group_makes_a_filter_longer_than_an_address(
+    filter: bytes, taken: bool
+) -> None:
+    body = b"\0\1" + len(filter).to_bytes(2) + filter + b"\0"
+    size = bytes([len(body) & 127 | 128, len(body) >> 7])
+    table, read = FrameTable(), scanner("mqtt-3.1.1")
+    packet = b"\x82" + size + body
+    if taken:
+        assert read.scan(packet, table) == len(packet)
+        assert table.address(0) == filter
+    else:
+        with pytest.raises(ProtocolError, match=f"a filter of {len(filter)} bytes; at most 255"):
+            read.scan(packet, table)

@@ -587,7 +587,7 @@ def read_unsigned(
     p: cython.p_const_uchar, at: cython.Py_ssize_t, width: cython.int, little: cython.bint
 ) -> cython.longlong:
     """Return an integer of 1 to 8 bytes; one of 8 may come out negative, except where plain."""
-    value: cython.longlong = 0
+    value: cython.ulonglong = 0  # a signed one must not be shifted into its sign
     i: cython.int
     if little:
         for i in range(width - 1, -1, -1):
@@ -595,7 +595,7 @@ def read_unsigned(
     else:
         for i in range(width):
             value = (value << 8) | p[at + i]
-    return value
+    return cython.cast(cython.longlong, value)
 
 
 def find_byte(

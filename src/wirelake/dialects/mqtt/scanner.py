@@ -125,6 +125,7 @@ _WHERE_HIGH = cython.declare(bytes, _column(2))
 _NAMES = {number: b"mqtt." + one[0].encode() for number, one in codes.PROPERTIES.items()}
 _QOS = b"mqtt.qos"
 _OWN_PREFIX = b"mqtt."
+_SHARE = b"$share/"
 
 
 @cython.cfunc
@@ -644,8 +645,9 @@ class MqttScanner(Scanner):
         stop: cython.Py_ssize_t,
         table: FrameTable,
     ) -> cython.Py_ssize_t:
-        """One filter of a SUBSCRIBE or an UNSUBSCRIBE."""
+        """One filter of a SUBSCRIBE or an UNSUBSCRIBE; a group's name does not count."""
         row: cython.Py_ssize_t = table.count
+        share: bytes = _SHARE
         n: cython.int
         options: cython.int
         begin: cython.int
@@ -657,7 +659,9 @@ class MqttScanner(Scanner):
         n = self._text(p, body, stop)
         if n == 0 and self.kind == _SUBSCRIBE:
             raise self.error(body, "an empty filter")
-        if n > self.max_address + 255:  # `$share/` and the name of a group may stand before it
+        if n > self.max_address and (
+            n > self.max_address + 255 or n < 7 or not same(p, body + 2, share, 7)
+        ):
             raise self.error(body, f"a filter of {n} bytes; at most {self.max_address}")
         table.address_at[row] = body + 2
         table.address_len[row] = n
