@@ -37,7 +37,8 @@ ALLOWED = {
     "chat": BASE | {"address", "client"},
     "demo": BASE | {"chat", "client"},
     "measure": BASE | {"__version__", "client", "codec", "wire"},
-    "live": BASE | {"client", "config", "journal", "http", "net", "spark"},
+    "live": BASE
+    | {"__version__", "client", "cluster", "config", "journal", "http", "net", "spark"},
     "conformance": BASE | {"codec", "wire"},
     "testing": BASE
     | {

@@ -37,6 +37,8 @@ TOKEN_LENGTH = 20
 _TOKEN_ALPHABET = string.ascii_letters + string.digits
 
 _MEBIBYTE = 1 << 20
+_PREFIX = "^[A-Za-z0-9_-]{1,32}$"
+_NAME_OR_EMPTY = "^[A-Za-z0-9_-]{0,64}$"
 _YEAR = 365 * 24 * 3600.0
 
 Filters = tuple[str, ...]
@@ -284,6 +286,50 @@ class TokenSettings(_Table, frozen=True, kw_only=True):
     admin: Annotated[bool, _is("may do what operators do")] = False
 
 
+class ClusterSettings(_Table, frozen=True, kw_only=True):
+    """One node of several that share their partitions through NATS JetStream.
+
+    Files are found from the folder of the configuration file.
+    """
+
+    servers: Annotated[
+        tuple[str, ...], _is("NATS servers, `nats://HOST:PORT`; none: there is no cluster")
+    ] = ()
+    node: Annotated[
+        str,
+        _is("this node's name, which no other has; empty: the host's", pattern=_NAME_OR_EMPTY),
+    ] = ""
+    prefix: Annotated[
+        str, _is("of streams and subjects: one NATS serves several clusters", pattern=_PREFIX)
+    ] = "WL"
+    partitions: Annotated[
+        int, _is("of a new cluster, fixed then; 0: 16, or as many as it has", ge=0, le=1024)
+    ] = 0
+    replicas: Annotated[int, _is("servers that keep each stream", ge=1, le=5)] = 3
+    user: Annotated[str, _is("the name to log in to NATS with")] = ""
+    password: Annotated[str, _is("its password")] = ""
+    token: Annotated[str, _is("a NATS token, instead of a name")] = ""
+    credentials: Annotated[str, _is("a NATS credentials file, instead of a name")] = ""
+    ca: Annotated[str, _is("who signs the certificates of NATS servers; empty: the system's")] = ""
+    cert: Annotated[str, _is("a certificate to show to NATS")] = ""
+    key: Annotated[str, _is("its key")] = ""
+    monitors: Annotated[
+        tuple[str, ...], _is("monitoring pages of the servers, to check that they sync each write")
+    ] = ()
+    beat: Annotated[float, _is("seconds between heartbeats; the same on all nodes", gt=0)] = 0.5
+    dead: Annotated[float, _is("seconds of silence until a node is dead; likewise", gt=0)] = 2.0
+    lease: Annotated[
+        float, _is("seconds that an owner may answer reads after a commit; likewise", gt=0)
+    ] = 1.0
+    give_up: Annotated[float, _is("seconds until a commit without an answer fails", gt=0)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.dead < 3 * self.beat:
+            raise ValueError("dead is less than three times beat: one late heartbeat would do")
+        if self.cert and not self.key:
+            raise ValueError("cert needs key")
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """An address to listen at: a host and a port, with TLS or without, or the path of a socket."""
@@ -378,6 +424,7 @@ class Settings(_Table, frozen=True, kw_only=True):
     queues: tuple[QueueSettings, ...] = ()
     dialects: tuple[DialectSettings, ...] = ()
     tls: TlsSettings | None = None
+    cluster: ClusterSettings = ClusterSettings()
     tokens: tuple[TokenSettings, ...] = ()
 
     def __post_init__(self) -> None:
@@ -437,9 +484,14 @@ def read_settings(file: Path) -> Settings:
         raise ConfigError(setting, f"{reason} ({file})") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(file), str(error)) from None
+    folder = file.parent
+    files = ("credentials", "ca", "cert", "key")
+    given = {name: getattr(settings.cluster, name) for name in files}
+    there = {name: value and str(folder / value) for name, value in given.items()}
+    cluster = msgspec.structs.replace(settings.cluster, **there)
+    settings = msgspec.structs.replace(settings, cluster=cluster)
     if settings.tls is None:
         return settings
-    folder = file.parent
     found = msgspec.structs.replace(
         settings.tls,
         cert=str(folder / settings.tls.cert),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.broker.desk import Client, Desk, ops
 from tests.cluster.servers import Servers
 from tests.cluster.test_coordinator import until
 from wirelake.broker.inventory import connections
+from wirelake.broker.local import LocalLink, LocalSession
 from wirelake.broker.node import Node
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.edge import Edge
@@ -25,6 +27,7 @@ from wirelake.message import Flag, Message, Op
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PARTITIONS = 4
+NUMBERS = count(1)
 DIALECTS = ["mfp-1", "boson-text", "boson-binary", "kobold-1", "kobold-3", "tmq-1.01"]
 
 
@@ -88,6 +91,7 @@ async def two_nodes(servers: Servers, prefix: str) -> AsyncIterator[Two]:
 
 async def settled(*nodes: OneNode) -> None:
     """Wait until all filters are registered."""
+    await until(lambda: not any(node.edge.delegations.under_way for node in nodes))
     await until(
         lambda: not any(one.unconfirmed for node in nodes for one in node.edge.upstreams.values())
     )
@@ -129,8 +133,10 @@ async def read_until(client: Client, last: bytes) -> list[bytes]:
     return got
 
 
-def subscriber(desk: Desk, dialect: str, *filters: str) -> Client:
-    client = desk.client(dialect, role="sub")
+def subscriber(desk: OneNode, dialect: str, *filters: str) -> Client:
+    # An mfp client always has an id, which no client of another node may have.
+    name = f"of {desk.name} {next(NUMBERS)}" if dialect == "mfp-1" else ""
+    client = desk.client(dialect, name, role="sub")
     client.subscribe(*filters)
     return client
 
@@ -374,3 +380,23 @@ async def test_a_message_for_a_queue_of_another_node_is_kept_there(
         ann = two.a.client("tmq-1.01", "ann")
         ann.send(Message(address=address, payload=b"job", id="m1", flags=Flag.ACK))
         await until(lambda: len(two.b.node.queues.get(address)) == 1)
+
+
+async def test_who_publishes_over_http_is_told_what_other_nodes_did(
+    nats: Servers, prefix: str
+) -> None:
+    async with two_nodes(nats, prefix) as two:
+        node = two.a.node
+        rights = node.clients.rights_of_strangers
+        wakes: list[bool] = []
+        session = LocalSession(node, LocalLink("test", lambda: wakes.append(True)), rights, 0.0)
+        node.router.publish_message(session, Message(address=two.address("b"), payload=b"1"), 0.0)
+        assert session.unanswered == 1
+        await until(lambda: session.unanswered == 0)
+        assert (session.refusal, wakes != []) == (None, True)
+        assert two.b.rows() == 1
+        node.router.publish_message(session, Message(address=two.address("b"), payload=b"2"), 0.0)
+        two.a.edge.upstreams["b"].link.abort()
+        assert session.unanswered == 0
+        assert session.refusal is not None
+        assert session.refusal.code == "busy"

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 
@@ -311,7 +312,82 @@ async def test_an_owner_that_is_fenced_says_so_to_ownership(cluster: Cluster) ->
     assert not await first.write(2, b"two")
     assert not first.engine.is_here(2)
     assert not first.coordinator.ownership.is_serving(2)
+    assert not first.engine.trouble, "the other partitions are as well as before"
     await asyncio.to_thread(thief.close)
     await until(cluster.is_whole)
     assert cluster.values() == everywhere(b"one")
     assert await first.write(2, b"three")
+
+
+async def ask(client: Client, message: Message) -> Message | None:
+    """The answer to a message, None where the connection ends instead."""
+    client.send(message)
+    got: list[Message] = []
+
+    def is_over() -> bool:
+        got.extend(client.take())
+        return bool(got) or client.session.closed
+
+    await until(is_over)
+    return got[-1] if got else None
+
+
+@asynccontextmanager
+async def one_broker(nats: Servers, prefix: str, folder: Path) -> AsyncIterator[Broker]:
+    """A whole node that owns all partitions."""
+    bus = await Bus.connect(nats.urls, prefix, "a")
+    await bus.open_bucket(replicas=1)
+    journal = await asyncio.to_thread(shared_journal, nats, prefix, folder)
+    broker = Broker(bus, journal, "a")
+    try:
+        await broker.cluster.start()
+        await until(lambda: all(broker.engine.is_here(one) for one in range(PARTITIONS)))
+        yield broker
+    finally:
+        await broker.end()
+
+
+def shared_journal(nats: Servers, prefix: str, folder: Path) -> JetStreamJournal:
+    settings = StreamSettings(prefix=prefix, partitions=PARTITIONS, replicas=1, tidy_every=0)
+    return JetStreamJournal(folder, Access(servers=tuple(nats.urls)), settings, node=folder.name)
+
+
+async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_reads(
+    nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    """decision 89"""
+    async with one_broker(nats, prefix, tmp_path / "a") as broker:
+        ann, done = broker.client("kobold-3"), broker.engine.statistics
+        made = Message(op=Op.CREATE, address="key", payload=b"1", correlation_id="c")
+        assert (answer := await ask(ann, made)) is not None
+        assert answer.op == Op.OK
+        read = Message(op=Op.READ, address="key", correlation_id="r")
+        await asyncio.sleep(TIMING.lease * 1.2)
+        for expected in (1, 0):  # the second one is within the lease that the first one gave
+            before = done.commits
+            assert (answer := await ask(ann, read)) is not None
+            assert answer.payload == b"1"
+            assert done.commits - before == expected
+        await asyncio.sleep(TIMING.lease * 1.2)
+        thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
+        await asyncio.to_thread(thief.recover, broker.engine.home("key"))
+        assert await ask(ann, read) is None, "it may be old"
+        await asyncio.to_thread(thief.close)
+
+
+async def test_a_cluster_says_that_it_keeps_no_mqtt_sessions(
+    nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    """decision 91"""
+    async with one_broker(nats, prefix, tmp_path / "a") as broker:
+        clean = broker.client("mqtt-5", "ann")
+        assert clean.opening[0].content_type == 0
+        retained = Message(address="t", payload=b"x", headers={"mqtt.retain": "1"})
+        clean.send(retained)
+        assert broker.node.vitals.counters["refused.unsupported"] == 1
+        lasting = Client(broker, "mqtt-5")
+        headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.session_expiry": "60"}
+        lasting.send(Message(op=Op.HANDSHAKE, source="bob", headers=headers))
+        (refused,) = lasting.take()
+        assert refused.content_type == 0x80
+        assert "keeps no MQTT sessions" in refused.headers["mqtt.reason"]

@@ -172,6 +172,32 @@ def test_a_server_that_does_not_answer_is_an_error_to_retry(one: Servers, made: 
     assert raised.value.retriable
 
 
+def test_who_waits_for_a_server_is_told_when_the_journal_is_closed(
+    one: Servers, made: Make
+) -> None:
+    journal = made(one)
+    told: list[Exception] = []
+
+    def recover() -> None:
+        try:
+            journal.recover(0)
+        except EngineError as error:
+            told.append(error)
+
+    one.freeze(0)
+    try:
+        waiting = threading.Thread(target=recover, daemon=True)
+        waiting.start()
+        time.sleep(0.3)
+        assert waiting.is_alive()
+        journal.close()
+        waiting.join(5)
+        assert not waiting.is_alive(), "its thread waits for ever"
+        assert "closed" in str(told[0])
+    finally:
+        one.thaw(0)
+
+
 @pytest.mark.parametrize(
     ("extra", "given"),
     [

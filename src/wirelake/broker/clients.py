@@ -49,6 +49,10 @@ class Clients:
         self.guesses = Guesses()
         self.reserve = RESERVE
         self.max_reserved = MAX_RESERVED  # for one token; the oldest are let go first
+        #: Called with a session that was given an id, where this node is one of a cluster.
+        self.on_named: Callable[[Endpoint], object] = lambda session: None
+        #: Begins ids that the broker makes, so that no other node of a cluster makes the same.
+        self.label = ""
         self._sessions: dict[str, list[Endpoint]] = {}
         self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, until when
         self._reserved_for: dict[str, OrderedDict[str, None]] = {}  # by owner
@@ -103,6 +107,14 @@ class Clients:
         self._assign(session, client_id)
         session.has_claimed = True
         self._let_go(client_id)
+        self.on_named(session)
+
+    def register(self, session: Endpoint, client_id: str, now: float, *, claimed: bool) -> None:
+        """Give a delegate the id that its client has on another node; raises RefusedError."""
+        if claimed:
+            self.claim(session, client_id, now)
+        else:
+            self._assign(session, client_id)
 
     def check(self, rights: Rights, client_id: str, now: float) -> None:
         """Raise RefusedError where an id is not valid, or these rights do not allow it.
@@ -129,10 +141,11 @@ class Clients:
 
     def name(self, session: Endpoint) -> None:
         """Give a session an id that the broker makes."""
-        made = f"client-{session.number}"
+        made = f"client-{self.label}{session.number}"
         while made in self._sessions or made in self._reserved:
-            made = f"client-{session.number}-{secrets.token_hex(4)}"
+            made = f"client-{self.label}{session.number}-{secrets.token_hex(4)}"
         self._assign(session, made)
+        self.on_named(session)
 
     def leave(self, session: Endpoint, now: float) -> None:
         """Take a session's id from it; one that it claimed with a token stays reserved."""

@@ -72,6 +72,10 @@ class Endpoint(ABC):
     observes = False
     #: Is this another node of the cluster, which passes messages on to its own clients?
     is_node = False
+    #: Does this stand for a client of another node, which has forwarded what it does here?
+    is_delegate = False
+    #: Does this client want to know when other nodes have done all that it published?
+    waits_for_owners = False
     #: Is nothing more read from this client while its own outbox is full?
     waits_for_itself = True
     #: Endpoints that have the same one here are of one client, which gets a message once.
@@ -93,6 +97,7 @@ class Endpoint(ABC):
         self.registration = 0  # of its last filter with other nodes; see `topics.Elsewhere`
         self.wildcards = 0  # of these filters
         self.consumes: dict[str, None] = {}  # queues
+        self.unanswered = 0  # runs of rows that other nodes have not done yet, if it waits for them
         self.closed = False
         self.last_heard = self.since = now
         self.received = self.delivered = self.bytes_in = 0  # messages and bytes, see `traffic`
@@ -159,6 +164,9 @@ class Endpoint(ABC):
     @abstractmethod
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Tell the client that these rows are done, once they are durable if they are kept."""
+
+    def answered(self) -> None:  # noqa: B027 - optional
+        """Another node has done a run of rows, or refused it."""
 
     def end_of_pull(self, request: Message, taken: int) -> None:  # noqa: B027 - optional
         """Tell the client that its request for messages of a queue has ended."""

@@ -85,6 +85,10 @@ class LocalLink:
         self.is_paused = False
         self._changed()
 
+    def wake(self) -> None:
+        """Let whoever waits for this link look again."""
+        self._changed()
+
     def receive_again(self) -> None:
         """Nothing is ever left over."""
 
@@ -126,6 +130,7 @@ class LocalSession(Session):
 
     takes_direct = False
     acknowledges = False
+    waits_for_owners = True
 
     def __init__(
         self, node: Node, link: LocalLink, rights: Rights, now: float, client_id: str = ""
@@ -153,6 +158,11 @@ class LocalSession(Session):
         """The request has ended; what was not taken is lost."""
         super().lost(reason)
         self.link.abort()
+
+    def answered(self) -> None:
+        """Wake whoever waits for other nodes."""
+        assert isinstance(self.link, LocalLink)
+        self.link.wake()
 
     def refuse(self, message: Message, error: RefusedError) -> None:
         """Remember why something was not done; the first reason counts."""

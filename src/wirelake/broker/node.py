@@ -6,7 +6,8 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
@@ -25,6 +26,7 @@ from wirelake.broker.vitals import Vitals
 from wirelake.dialects import DIALECTS
 from wirelake.journal.engine import Engine
 from wirelake.message import Limits
+from wirelake.wire import FrameTable
 
 #: Sessions are ticked this far apart (seconds).
 SWEEP = 1.0
@@ -35,6 +37,32 @@ class Memory(Protocol):
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+
+
+class Figure(NamedTuple):
+    """A figure for operators that a part outside the broker adds; `total` ones only count up."""
+
+    name: str
+    text: str
+    value: float
+    labels: Mapping[str, str] = {}
+    total: bool = False
+
+
+class Owners(Protocol):
+    """The other nodes of a cluster, as far as clients of this one need them."""
+
+    def forward(self, session: Endpoint, table: FrameTable, row: int, now: float) -> int:
+        """Forward rows from this one on to the owner of what they name; return how many.
+
+        Returns 0 where the row is to be done here.
+        """
+
+    def named(self, session: Endpoint) -> None:
+        """A client has a new id, or none any more."""
+
+    def left(self, session: Endpoint) -> None:
+        """A client has gone."""
 
 
 class Node:
@@ -70,6 +98,10 @@ class Node:
         self.services = Services(vitals, quotas, capture, self.traffic)
         self.store = Store(engine, vitals, quotas, capture, flow)
         self.streams = Streams(quotas, self.clients, capture)
+        #: Set where this node is one of a cluster.
+        self.owners: Owners | None = None
+        #: Returns what others want to tell operators beside the broker's own figures.
+        self.figures: Callable[[], Iterable[Figure]] = tuple
         self._swept = 0.0
         engine.listeners.append(self._partition_changed)
         #: What dialects keep beyond connections, by family.
@@ -106,6 +138,8 @@ class Node:
         self.capture.left(session)
         self.vitals.counters["disconnects"] += 1
         self.traffic.retire(session)
+        if self.owners is not None:
+            self.owners.left(session)
 
     def tick(self, now: float, epoch: float | None = None) -> None:
         """Let time pass: requests time out, slow consumers are told from stopped ones.

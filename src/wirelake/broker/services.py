@@ -62,6 +62,8 @@ class Services:
         self._open: dict[str, _Open] = {}
         self._deadlines: Deadlines[str] = Deadlines()
         self._number = count(1)
+        #: Ends the numbers of requests: tells which node of a cluster gave them.
+        self.mark = ""
 
     def __contains__(self, address: str) -> bool:
         return address in self._servers
@@ -116,7 +118,7 @@ class Services:
         for _ in range(len(servers)):
             service = next(iter(servers))
             servers.move_to_end(service)
-            number = f"r{next(self._number)}"
+            number = f"r{next(self._number)}{self.mark}"
             passed = replace(
                 request, op=Op.REQUEST, correlation_id=number, source=session.client_id, target=""
             )

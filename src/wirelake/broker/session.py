@@ -51,6 +51,10 @@ class Session(Endpoint):
     accepted_by = Op.OK
     #: `control_rows` puts messages into queues, and acknowledges them, many at once.
     does_together = False
+    #: State of the dialect that a session of the same client on another node needs, by attribute.
+    carried: tuple[str, ...] = ()
+    #: The owner (see there) of the client that a delegate stands for.
+    represented = ""
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         table = node.tables.scanned(dialect)
@@ -75,6 +79,8 @@ class Session(Endpoint):
     @property
     def owner(self) -> str:
         """The token entry whose rights this client has, empty for a stranger."""
+        if self.is_delegate:
+            return self.represented
         return self.node.clients.owner_of(self.rights)
 
     # In
@@ -141,6 +147,54 @@ class Session(Endpoint):
         self.node.capture.hold_back(self)
         return at
 
+    # In a cluster
+
+    def can_delegate(self) -> bool:
+        """Return whether a session of the same dialect on another node can act for the client."""
+        return False
+
+    def identify(self, message: Message, now: float) -> Message:
+        """Take who the client is from a message that says it; return the rest of the message.
+
+        Raises RefusedError where the client may not be that.
+        """
+        return message
+
+    def pass_on(self, frames: bytes | memoryview) -> None:
+        """Send frames that a delegate on another node has made for this client."""
+        if not self.closed:
+            self._outbox.write(frames)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing more may be read from the client now."""
+        return bool(self.waits_for or self._owed)
+
+    def receive_rows(self, table: FrameTable | None, now: float) -> None:
+        """Do what rows ask for that another node has forwarded; None: go on with long answers."""
+        vitals, flow = self.node.vitals, self.node.flow
+        vitals.now = now
+        self.node.engine.heard(self.number)
+        self._failures = self.node.engine.failures
+        before, flow.reading = flow.reading, self
+        self._work_before = vitals.work
+        self._outbox.cork()
+        try:
+            if self._owed:
+                self._go_on(now)
+            if table is not None:
+                self._walk(table, now)
+            if self.outgoing > flow.limit:
+                flow.hold_own(self, now)
+        except Exception as error:  # noqa: BLE001 - the other clients of that node go on
+            self.failed(error)
+        finally:
+            if table is not None:
+                table.release()
+            self._outbox.uncork()
+            flow.reading = before
+        self.node.capture.hold_back(self)
+
     def failed(self, error: Exception) -> None:
         """The code of the dialect raised what it must not: an event, and the connection ends."""
         if not self.closed:
@@ -197,16 +251,18 @@ class Session(Endpoint):
 
     def _walk(self, table: FrameTable, now: float) -> None:
         row = 0
+        owners = None if self.is_delegate else self.node.owners
         while row < table.count and not self.closed:
             end = plain_run(table, row, self.client_id.encode())
             if end > row and self.accepts_publishes():
                 self.publish(table, row, end, now)
                 row = end
-            elif done := self.control_rows(table, row, now):
-                row += done
             else:
-                self.control(table.message(row), now)
-                row += 1
+                done = 0 if owners is None else owners.forward(self, table, row, now)
+                done = done or self.control_rows(table, row, now)
+                if not done:
+                    self.control(table.message(row), now)
+                row += done or 1
 
     def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
         """Hand a run of plain publishes to the router."""
@@ -238,6 +294,13 @@ class Session(Endpoint):
     @abstractmethod
     def accept(self, message: Message) -> None:
         """Tell the client that its message is done."""
+
+    def accept_subscribed(self, message: Message) -> None:
+        """Tell the client that its message is done, once other nodes know its last filter."""
+        if self.registration:
+            self.answer(lambda: self.accept(message), kept=False)
+        else:
+            self.accept(message)
 
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Tell the client that these rows are done, once they are durable if they are kept."""

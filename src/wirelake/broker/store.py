@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -30,6 +31,9 @@ from wirelake.message import Message, Op, Parameters
 
 #: Each partition keeps its floor as the revision of this key, which nobody else can have.
 FLOOR = "$floor"
+
+#: Written where a node has to prove that it still owns a partition.
+PROOF = "$proof"
 
 #: Keys that one page of a list looks at, that it has, and the bytes of their values.
 LOOKED_AT = 1_000
@@ -76,6 +80,8 @@ class Store:
         self._bytes = 0  # of the keys that are there, and their values
         self._changing: Counter[str] = Counter()  # changes that are not durable yet
         self._watchers: FilterIndex[Endpoint] = FilterIndex()
+        #: Keys of other nodes that belong to the list that a session asks for next.
+        self.elsewhere: dict[Endpoint, list[Entry]] = {}
         self._listings: dict[_Listing, None] = {}
         self._watched: dict[Endpoint, dict[str, None]] = {}
         self._deadlines: Deadlines[str] = Deadlines()
@@ -95,8 +101,16 @@ class Store:
         return self._change(session, message.address, old, message.payload, message.ttl, now)
 
     def read(self, session: Endpoint, message: Message) -> Entry:
-        """Return a key's latest state; raises RefusedError (`not_found`) where there is none."""
-        return self._present(session, message.address)
+        """Return a key's latest state; raises RefusedError (`not_found`) where there is none.
+
+        What it returns holds once everything that was written is durable. A node whose lease of the
+        partition has run out writes a record for that: another node may own it by now.
+        """
+        entry = self._present(session, message.address)
+        partition = self._engine.home(message.address)
+        if not self._engine.may_read(partition):
+            self._engine.write_entry(Entry(PROOF, 1, None), partition=partition)
+        return entry
 
     def update(self, session: Endpoint, message: Message, now: float) -> Entry:
         """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
@@ -148,7 +162,7 @@ class Store:
         not be among them. Raises RefusedError at once where the session has no right to them.
         """
         self._check_filter(session, filter)
-        return self._pages(session, filter)
+        return chain(self._pages(session, filter), self.elsewhere.pop(session, ()))
 
     def _pages(self, session: Endpoint, filter: str) -> Iterator[Entry | None]:
         after = ""

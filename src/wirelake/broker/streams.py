@@ -42,6 +42,8 @@ class Streams:
         self._capture = capture
         self._ends: dict[Endpoint, dict[str, _End]] = {}
         self._number = count(1)
+        #: Ends the numbers of streams: tells which node of a cluster gave them.
+        self.mark = ""
         self._count = 0  # of both ends of all streams
 
     def open(self, session: Endpoint, message: Message, now: float) -> None:
@@ -56,7 +58,7 @@ class Streams:
         if not target.has_streams:
             raise RefusedError("not_found", f"{message.address} takes no streams")
         near = _End(session, message.correlation_id)
-        far = _End(target, f"s{next(self._number)}", is_target=True, other=near)
+        far = _End(target, f"s{next(self._number)}{self.mark}", is_target=True, other=near)
         near.other = far
         opened = Message(
             op=Op.OPEN,

@@ -295,6 +295,10 @@ class Topics:
         audience = self._audience_of(address, session.rights)
         return bool(audience.members) or audience.inbox is not None or audience.way is not None
 
+    def is_elsewhere(self, address: str) -> bool:
+        """Return whether another node owns an address."""
+        return self.elsewhere is not None and self.elsewhere.way(address) is not None
+
     def assign(self, rights: Rights, table: FrameTable, start: int, end: int) -> Routes:
         """Find the audiences of the rows [start, end) for a publisher of these rights.
 

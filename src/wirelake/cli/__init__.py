@@ -22,6 +22,7 @@ from wirelake.wire import COMPILED
 COMMANDS = {
     "up": "up",
     "serve": "serve",
+    "cluster": "cluster",
     "config": "config",
     "token": "token",
     "context": "context",

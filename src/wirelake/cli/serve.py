@@ -54,6 +54,17 @@ def serve(
     no_capture: Annotated[
         bool, typer.Option("--no-capture", help="Keep no log of what passes through.")
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NATS,…",
+            help="Be a node of the cluster on these NATS servers, nats://HOST:PORT each.",
+        ),
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This node's name. Without it, the host's."),
+    ] = None,
     log_level: Annotated[Level, typer.Option(help="What to log on standard error.")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a listener; errors, too.")
@@ -76,6 +87,8 @@ def serve(
         wirelake serve --config wirelake.toml --data /var/lib/wirelake
 
         wirelake serve --dialect meter.toml --listen meter://127.0.0.1:7790
+
+        wirelake serve --cluster nats://a:4222,nats://b:4222,nats://c:4222 --node one
 
         wirelake serve --listen kobold+tls://0.0.0.0:7702 --listen kobold+unix:///run/kobold.sock
     """
@@ -104,11 +117,19 @@ def serve(
         if no_capture:
             capture = msgspec.structs.replace(settings.capture, enabled=False)
             settings = msgspec.structs.replace(settings, capture=capture)
+        if cluster is not None or node is not None:
+            given = settings.cluster
+            servers = tuple(cluster.split(",")) if cluster is not None else given.servers
+            name = given.node if node is None else node
+            given = msgspec.structs.replace(given, servers=servers, node=name)
+            settings = msgspec.structs.replace(settings, cluster=given)
         return settings
 
     def show(line: str) -> None:
         if as_json:
-            write_object({"listening": line.removeprefix("listening on ")})
+            first, _, rest = line.removeprefix("listening on ").partition(" of the cluster ")
+            node_line: dict[str, object] = {"node": first.removeprefix("node "), "cluster": rest}
+            write_object(node_line if rest else {"listening": first})
         else:
             typer.echo(line)
 

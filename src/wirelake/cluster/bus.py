@@ -176,6 +176,16 @@ class Bus:
                 f"the bucket {name} cannot be made: {error}", retriable=True
             ) from None
 
+    async def find_bucket(self) -> None:
+        """Find the bucket of the table; raises EngineError where there is none."""
+        name = f"{self.prefix}_cluster"
+        try:
+            self._bucket = await self._client.jetstream(timeout=TIMEOUT).key_value(name)
+        except nats.js.errors.NotFoundError:
+            raise EngineError(f"there is no cluster {self.prefix} at these servers") from None
+        except _FAILURES as error:
+            raise EngineError(f"the bucket {name}: {error}", retriable=True) from None
+
     async def read_table(self) -> tuple[bytes | None, int]:
         """Return the table and its revision, (None, 0) where there is none; raises EngineError."""
         assert self._bucket is not None

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
@@ -236,9 +236,14 @@ class Coordinator:
             raise
         self._act(self.ownership.taken_up(partition, epoch, sent, time.monotonic()))
 
-    def proved(self, partition: int, sent: float) -> None:
-        """An append that was sent at `sent` became durable."""
-        self.ownership.proved(partition, sent)
+    def proved(self, partitions: Iterable[int], sent: float) -> None:
+        """Appends that were sent at `sent` became durable."""
+        for partition in partitions:
+            self.ownership.proved(partition, sent)
+
+    def may_read(self, partition: int) -> bool:
+        """Whether this node may answer reads of a partition from memory, without an append."""
+        return self.ownership.may_read(partition, time.monotonic())
 
     def lost(self, partition: int) -> None:
         """An append was fenced."""

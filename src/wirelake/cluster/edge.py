@@ -33,6 +33,7 @@ from wirelake.broker.rights import Rights
 from wirelake.broker.route import wanting_ack
 from wirelake.broker.router import NODES
 from wirelake.broker.topics import DELIVERED, FORWARDED
+from wirelake.cluster.delegates import FROM_EDGE, FROM_OWNER, Delegates, Delegations
 from wirelake.cluster.peers import PeerLink, Role
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.journal.batch import home
@@ -72,6 +73,8 @@ class _Answer(msgspec.Struct, frozen=True):
     unasked: int = 0
     code: str = ""
     text: str = ""
+    #: Why nobody knows whether the run was kept.
+    failed: str = ""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class _Run:
     session: Endpoint
     rows: bytes | memoryview  # those that ask, without payloads
     places: list[int]
+    count: int  # of all rows
 
 
 @dataclass(slots=True)
@@ -99,6 +103,7 @@ class _NodeEndpoint(Endpoint):
     takes_direct = False
     acknowledges = False
     is_node = True
+    link: PeerLink
 
     def __init__(self, node: Node, link: PeerLink, rights: Rights) -> None:
         super().__init__(link, "node", FrameTable(1), rights, node.vitals.now)
@@ -249,7 +254,20 @@ class Edge:
         self._numbers = count(1)
         self._table = FrameTable()
         self._waiting: list[tuple[int, Callable[[], object]]] = []
+        self.delegations = Delegations(node, me, partitions, owner, is_serving, self._link_to)
+        self.delegates = Delegates(node, self._subscribe_edge)
         node.topics.elsewhere = self
+
+    def _link_to(self, name: str) -> PeerLink | None:
+        """Return the link to an owner, None where there is none."""
+        endpoint = self.upstreams.get(name)
+        return endpoint.link if endpoint is not None else None
+
+    def _subscribe_edge(self, link: PeerLink, address: str) -> None:
+        """Let an edge have what is published to a topic, before the edge itself asks for it."""
+        endpoint = self.downstreams.get(link.peer)
+        if endpoint is not None:
+            self.node.topics.subscribe_node(endpoint, address)
 
     # For the broker
 
@@ -341,6 +359,7 @@ class Edge:
                 moved.append(filter)
         self._register(moved)
         self.node.topics.forget_all()
+        self.delegations.changed(list(self.upstreams))
 
     # Links
 
@@ -357,6 +376,7 @@ class Edge:
         self._register([one for one in mine if not has_wildcard(one)])
         self._add_all(self.upstreams[link.peer], [one for one in mine if has_wildcard(one)])
         self.node.topics.forget_all()
+        self.delegations.changed(list(self.upstreams))
 
     def lost(self, link: PeerLink, reason: str) -> None:
         """A link has broken: those who wait for its answers are told so."""
@@ -367,6 +387,7 @@ class Edge:
         endpoint.lost(reason)
         if isinstance(endpoint, Downstream):
             del self.downstreams[link.peer]
+            self.delegates.lost(link)
             return
         del self.upstreams[link.peer]
         runs, endpoint.runs = endpoint.runs, {}
@@ -375,6 +396,7 @@ class Edge:
             self._refuse(run, error)
         endpoint.unconfirmed.clear()
         self._let_go()
+        self.delegations.lost(link, reason)
 
     def _endpoint(self, link: PeerLink) -> Upstream | Downstream | None:
         found = (self.upstreams if link.role is Role.EDGE else self.downstreams).get(link.peer)
@@ -406,6 +428,8 @@ class Edge:
         elif parcel[0] == _CONFIRMED:
             owner.unconfirmed.discard(int.from_bytes(parcel[1:]))
             self._let_go()
+        elif parcel[0] in FROM_OWNER:
+            self.delegations.received(owner.link, parcel)
         else:
             raise ProtocolError("node", 0, f"{parcel[0]} is no parcel of an owner")
 
@@ -414,6 +438,8 @@ class Edge:
             self._publish(edge, parcel)
         elif parcel[0] == _FILTERS:
             self._subscribe(edge, msgspec.json.decode(parcel[1:], type=_Filters))
+        elif parcel[0] in FROM_EDGE:
+            self.delegates.received(edge.link, parcel)
         else:
             raise ProtocolError("node", 0, f"{parcel[0]} is no parcel of an edge")
 
@@ -437,18 +463,26 @@ class Edge:
         """Send rows to an owner, and remember who waits for the answer."""
         number = next(self._numbers)
         sender = session.client_id.encode()
-        if len(asking):
-            places = {row: place for place, row in enumerate(rows)}
+        is_waited_for = len(asking) > 0 or session.waits_for_owners
+        if is_waited_for:
+            places = {row: place for place, row in enumerate(rows)} if len(asking) else {}
             brief = pack(table, asking, sender, whole=False)
-            owner.runs[number] = _Run(session, brief, [places[row] for row in asking])
-        head = bytes([_RUN, len(asking) > 0]) + number.to_bytes(8)
+            owner.runs[number] = _Run(session, brief, [places[row] for row in asking], len(rows))
+            session.unanswered += 1
+        head = bytes([_RUN, is_waited_for]) + number.to_bytes(8)
         owner.write(b"".join((head, pack(table, rows, sender))), "pause", session)
 
     def _answered(self, owner: Upstream, answer: _Answer) -> None:
         run = owner.runs.pop(answer.number, None)
-        if run is None or run.session.closed:
+        if run is None:
             return
-        table = FrameTable(len(run.places))
+        if answer.failed:
+            self._refuse(run, RefusedError("busy", answer.failed))
+            return
+        run.session.unanswered -= 1
+        if run.session.closed:
+            return
+        table = FrameTable(max(1, len(run.places)))
         unpack(run.rows, table)
         refused = {place: RefusedError(code, text) for place, code, text in answer.refused}
         done = array("i", [k for k, place in enumerate(run.places) if place not in refused])
@@ -459,13 +493,18 @@ class Edge:
                 run.session.refuse(table.message(row), refused[place])
         if answer.unasked:
             run.session.refuse_unasked(RefusedError(answer.code, answer.text), answer.unasked)
+        run.session.answered()
 
     def _refuse(self, run: _Run, error: RefusedError) -> None:
+        run.session.unanswered -= 1
         if not run.session.closed:
-            table = FrameTable(len(run.places))
+            table = FrameTable(max(1, len(run.places)))
             unpack(run.rows, table)
             for message in table.messages():
                 run.session.refuse(message, error)
+            if run.session.waits_for_owners and len(run.places) < run.count:
+                run.session.refuse_unasked(error, run.count - len(run.places))
+            run.session.answered()
 
     def _deliver(self, owner: Upstream, parcel: bytes | memoryview) -> None:
         """Give rows that an owner sends to the clients of this node."""
@@ -497,7 +536,9 @@ class Edge:
         data = bytes([_ANSWER]) + msgspec.json.encode(answer)
         engine = self.node.engine
         if outcome.kept and not engine.trouble:
-            engine.after(lambda: edge.link.write(data))
+            lost = _Answer(number, failed="this may have been kept or not: try again")
+            unknown = bytes([_ANSWER]) + msgspec.json.encode(lost)
+            engine.after(lambda: edge.link.write(data), failed=lambda: edge.link.write(unknown))
         else:
             edge.link.write(data)
 

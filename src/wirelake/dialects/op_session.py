@@ -56,6 +56,14 @@ class OpSession(Session):
     has_streams = True
     does_together = True
 
+    def can_delegate(self) -> bool:
+        """Always: what a frame asks for is in the frame."""
+        return True
+
+    def identify(self, message: Message, now: float) -> Message:
+        """Take a token and a client id from whatever message carries them."""
+        return self.authenticate(message, now)
+
     def control_rows(self, table: FrameTable, row: int, now: float) -> int:
         """Put messages into a queue, or acknowledge messages of one, that come together."""
         op = table.op[row]
@@ -213,7 +221,7 @@ class OpSession(Session):
             payload=value,
             parameters=Parameters(rev=entry.revision),
         )
-        kept = self.node.store.is_changing(message.address)
+        kept = self.node.engine.is_shared or self.node.store.is_changing(message.address)
         if len(value) > LARGE:
             self.answer(lambda: self.send_all([answer]), kept=kept)
         else:

@@ -86,7 +86,9 @@ class Keys:
             with self._session(request, rights) as session:
                 return self._node.store.read(session, message)
 
-        entry = await self._gate.ask(read)
+        # In a cluster a read may have to prove first that this node still owns the key.
+        is_shared = self._node.engine.is_shared
+        entry = await (self._gate.change(read) if is_shared else self._gate.ask(read))
         headers = {"ETag": f'"{entry.revision}"'}
         known = header(request, "if-none-match")
         if known == "*" or headers["ETag"] in known.replace("W/", "").split(", "):

@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from wirelake.broker.node import Node
+from wirelake.broker.node import Figure, Node
 from wirelake.http.ledger import Ledger
 from wirelake.journal.contract import Position
 from wirelake.journal.engine import BOUNDS
@@ -73,6 +73,7 @@ class Snapshot:
     lags: dict[str, dict[int, int]]
     commits: dict[str, Any]
     latencies: dict[str, dict[str, Any]]
+    others: list[Figure]
 
 
 def snapshot(node: Node, ledger: Ledger) -> Snapshot:
@@ -103,6 +104,7 @@ def snapshot(node: Node, ledger: Ledger) -> Snapshot:
             "delivery": node.traffic.deliveries.state(),
             "request": node.traffic.requests.state(),
         },
+        others=list(node.figures()),
     )
 
 
@@ -125,6 +127,7 @@ class _Figures(Collector):
         yield from self._log()
         yield from self._commits()
         yield from self._latencies()
+        yield from self._others()
 
     def _counters(self) -> Iterator[Metric]:
         for name, text in _COUNTERS.items():
@@ -208,6 +211,16 @@ class _Figures(Collector):
             state = self._taken.latencies[name]
             bounds, classes = state["bounds"], state["classes"]
             yield _histogram(f"{name}_seconds", text, bounds, classes, state["seconds"])
+
+    def _others(self) -> Iterator[Metric]:
+        families: dict[str, Any] = {}
+        for one in self._taken.others:
+            if one.name not in families:
+                kind = CounterMetricFamily if one.total else GaugeMetricFamily
+                name = f"wirelake_{one.name}"
+                families[one.name] = kind(name, one.text, labels=list(one.labels))
+            families[one.name].add_metric(list(one.labels.values()), one.value)
+        yield from families.values()
 
 
 def _histogram(

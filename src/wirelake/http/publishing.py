@@ -73,10 +73,11 @@ class Publisher:
                 self._node.clients.check_request(rights, message.source, time.monotonic())
             with _Sender(self._node, rights, peer, message.source) as sender:
                 self._node.topics.check_publish(sender.session, message.address)
-                self._node.capture.check_disk(message.address)
+                if not self._node.topics.is_elsewhere(message.address):
+                    self._node.capture.check_disk(message.address)
                 self._node.router.publish_message(sender.session, message, time.monotonic())
                 await sender.wait()
-                sender.check()
+                await sender.finish()
                 await self._gate.durable(failures)
 
         await self._gate.run(work())
@@ -142,7 +143,7 @@ class Publisher:
                 done += batch.num_rows
                 await asyncio.sleep(0)
                 await sender.wait()
-            sender.check()
+            await sender.finish()
             await self._gate.durable(failures)
 
     def _kept(self, producer: str, known: Producer) -> dict[str, int]:
@@ -207,6 +208,13 @@ class _Sender:
         while self._link.is_paused and not self.session.closed:
             self._changed.clear()
             await self._changed.wait()
+
+    async def finish(self) -> None:
+        """Wait until other nodes have done what they own of it; raises what was refused."""
+        while self.session.unanswered and not self.session.closed:
+            self._changed.clear()
+            await self._changed.wait()
+        self.check()
 
     def check(self) -> None:
         """Raise what was refused after all."""

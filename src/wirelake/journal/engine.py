@@ -188,7 +188,7 @@ class _Action(NamedTuple):
 class _Commit:
     """What was appended at the end of one turn, and who waits for it."""
 
-    __slots__ = ("actions", "begun", "ends", "failed", "terms", "waiting")
+    __slots__ = ("actions", "begun", "ends", "failed", "sent", "terms", "waiting")
 
     def __init__(
         self, actions: list[_Action], ends: dict[int, tuple[int, int]], terms: dict[int, int]
@@ -199,6 +199,7 @@ class _Commit:
         self.waiting = set(ends)
         self.failed: set[int] = set()
         self.begun = time.perf_counter()
+        self.sent = time.monotonic()
 
 
 class _Queue:
@@ -271,6 +272,10 @@ class Engine:
         self._missed: set[int] = set()
         self._terms = [0] * self._all  # how often each was lost
         self._is_sole_owner = adopted is None
+        #: Told which partitions have a commit that became durable, and when it was sent
+        #: (`time.monotonic`); and whether reads of a partition may be answered from memory.
+        self.on_durable: Callable[[Iterable[int], float], object] | None = None
+        self.may_read: Callable[[int], bool] = lambda partition: True
         #: Told of each partition that was taken up (True) or lost (False).
         self.listeners: list[Callable[[int, bool], object]] = []
         seed = secrets.randbits(32)
@@ -347,6 +352,11 @@ class Engine:
         """Is a partition taken up?"""
         return partition in self._here
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other nodes own partitions of the same journal."""
+        return not self._is_sole_owner
+
     def adopt(self, partition: int, found: Recovered | None = None) -> None:
         """Take a partition up with its queues and keys; does nothing where it is here.
 
@@ -381,6 +391,8 @@ class Engine:
         """
         check_partition(partition, self._all)
         if partition not in self._here:
+            if partition in self._lost and not why:
+                self._lost[partition] = ""  # another node has it: that is no trouble of this one
             return
         self._flush()
         self._here.discard(partition)
@@ -1127,6 +1139,9 @@ class Engine:
             for partition, outcome in outcomes.items():
                 if outcome is not Outcome.DURABLE:
                     self._failed(commit, partition, outcome)
+            if self.on_durable is not None:
+                kept = [one for one, how in outcomes.items() if how is Outcome.DURABLE]
+                self.on_durable(kept, commit.sent)
             if not commit.waiting and not commit.failed:
                 self.statistics.count(time.perf_counter() - commit.begun)
         while self._pending and not self._pending[0].waiting:

@@ -25,6 +25,7 @@ asked of every server, then of the copies. If none has it, the partition is refu
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import logging
@@ -197,6 +198,7 @@ class JetStreamJournal(Journal):
         self._ordering = threading.Lock()  # held for moments, by who numbers records
         self._backlog = 0
         self._closed = False
+        self._calls: set[concurrent.futures.Future[Any]] = set()  # that other threads wait for
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="wirelake-jetstream", daemon=True)
@@ -213,8 +215,20 @@ class JetStreamJournal(Journal):
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run something on the loop, and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Run something on the loop, and wait for it; raises EngineError if it is closed."""
+        with self._ordering:
+            if self._closed:
+                work.close()
+                raise EngineError("the journal is closed")
+            call = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._calls.add(call)
+        try:
+            return call.result()
+        except concurrent.futures.CancelledError:
+            raise EngineError("the journal is closed") from None
+        finally:
+            with self._ordering:
+                self._calls.discard(call)
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -1046,7 +1060,10 @@ class JetStreamJournal(Journal):
             if self._closed:
                 return
             self._closed = True
-        self._wait(self._close())
+            calls = list(self._calls)
+        for call in calls:  # or their threads would wait for a loop that has stopped, for ever
+            call.cancel()
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._stop()
 
     async def _close(self) -> None:

@@ -96,17 +96,7 @@ class Access:
             "max_outstanding_pings": 2,
             "error_cb": note,
         }
-        for option, value in (
-            ("user", self.user),
-            ("password", self.password),
-            ("token", self.token),
-            ("user_credentials", self.credentials),
-        ):
-            if value:
-                given[option] = value
-        if self.ca or self.cert or any(one.startswith("tls://") for one in self.servers):
-            given["tls"] = self._tls()
-        given |= options
+        given |= self.login() | options
         try:
             client = await asyncio.wait_for(nats.connect(**given), 10)
             client.options["max_reconnect_attempts"] = -1  # what was there once comes again
@@ -118,6 +108,19 @@ class Access:
             refused = [one for one in errors if isinstance(one, nats.errors.AuthorizationError)]
             why = [*refused, *errors, error][0]
             raise EngineError(f"no NATS server at {where}: {why!r}", retriable=True) from error
+
+    def login(self) -> dict[str, Any]:
+        """Return the options of `nats.connect` that log in; raises ConfigError for bad files."""
+        named = {
+            "user": self.user,
+            "password": self.password,
+            "token": self.token,
+            "user_credentials": self.credentials,
+        }
+        given: dict[str, Any] = {option: value for option, value in named.items() if value}
+        if self.ca or self.cert or any(one.startswith("tls://") for one in self.servers):
+            given["tls"] = self._tls()
+        return given
 
     def _tls(self) -> ssl.SSLContext:
         try:

@@ -10,16 +10,21 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
+from wirelake import __version__
 from wirelake.config import Settings
-from wirelake.errors import EngineError, WirelakeError
+from wirelake.errors import ConfigError, EngineError, WirelakeError
 from wirelake.http.server import HttpServer
 from wirelake.journal.engine import Engine
 from wirelake.live.locks import holder, locked
 from wirelake.net.descriptors import for_http
 from wirelake.net.server import Server, open_engine
+
+if TYPE_CHECKING:
+    from wirelake.cluster.node import Joined
 
 log = logging.getLogger("wirelake")
 
@@ -56,6 +61,13 @@ async def _run(
     show: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
+    if settings.cluster.servers:
+        joined = await _open_node(settings, memory=memory)
+        try:
+            await _serve(Server.configured(settings, joined.engine), settings, read, show, joined)
+        finally:
+            await joined.close()
+        return
     engine = Engine.in_memory() if memory else open_engine(settings, loop)
     try:
         await _serve(Server.configured(settings, engine), settings, read, show)
@@ -63,11 +75,24 @@ async def _run(
         await asyncio.to_thread(engine.close)
 
 
+async def _open_node(settings: Settings, *, memory: bool) -> Joined:
+    """Open this node of a cluster; raises ConfigError where it cannot be one."""
+    if memory:
+        raise ConfigError("cluster", "a node keeps copies on a disk: leave --memory out")
+    try:
+        from wirelake.cluster.node import Joined
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is not installed: pip install 'wirelake[nats]'"
+        raise ConfigError("cluster", text) from None
+    return await Joined.open(settings)
+
+
 async def _serve(
     server: Server,
     settings: Settings,
     read: Callable[[], Settings] | None,
     show: Callable[[str], None],
+    joined: Joined | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
@@ -80,7 +105,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, _read_again, server, read)
-    http = None
+    http, http_url = None, ""
     try:
         listeners = await server.start()
         for listener in listeners:
@@ -96,12 +121,35 @@ async def _serve(
                 adopt=server.adopt,
                 origins=settings.http_origins,
             )
-            show(f"listening on {await http.start()}")
+            http_url = await http.start()
+            show(f"listening on {http_url}")
+        if joined is not None:
+            urls = [str(listener) for listener in listeners]
+            await joined.join(server.node, __version__, http_url, urls)
+            show(f"node {joined.name} of the cluster {settings.cluster.prefix}")
         _collect_seldom()
-        await stopped.wait()
+        await _until(stopped, joined)
         log.info("stopping")
     finally:
+        if joined is not None:
+            await joined.leave()
         await asyncio.gather(server.stop(), *([http.stop()] if http is not None else []))
+
+
+async def _until(stopped: asyncio.Event, joined: Joined | None) -> None:
+    """Wait for a signal; raises ConfigError where this node may not go on."""
+    if joined is None:
+        await stopped.wait()
+        return
+    waits = [asyncio.create_task(stopped.wait()), asyncio.create_task(joined.ended())]
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in waits:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
 
 
 def _collect_seldom() -> None:

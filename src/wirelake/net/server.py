@@ -80,6 +80,8 @@ class Server:
         self._socket_files: list[tuple[Path, int]] = []
         self._clock: asyncio.Task[None] | None = None
         self._swept = 0.0
+        self._queues: tuple[QueueSettings, ...] = ()  # of the settings
+        node.engine.listeners.append(self._partition_changed)
 
     @classmethod
     def configured(cls, settings: Settings, engine: Engine | None = None) -> Server:
@@ -143,13 +145,23 @@ class Server:
         node.capture.exclude = settings.capture.exclude
         node.capture.backlog = settings.capture.backlog
         node.engine.retain(_retention(settings))
+        self._queues = settings.queues
         for queue in settings.queues:
             self._declare(queue)
         node.services.timeout = settings.request_timeout
         node.router.prepare_encoders(os.urandom(8), split=settings.mfp.oversize == "split")
         self._admit(access)
 
+    def _partition_changed(self, partition: int, is_here: bool) -> None:
+        """A partition was taken up: the queues of the settings that belong to it are made."""
+        for queue in self._queues if is_here else ():
+            if self.node.engine.home(queue.name) == partition:
+                self._declare(queue)
+
     def _declare(self, queue: QueueSettings) -> None:
+        engine = self.node.engine
+        if engine.is_shared and not engine.is_here(engine.home(queue.name)):
+            return  # its owner makes it
         try:
             self.node.queues.declare(queue)
         except RefusedError as error:

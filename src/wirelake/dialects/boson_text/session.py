@@ -22,6 +22,10 @@ class BosonTextSession(Session):
     acknowledges = False
     default = ""  # the address that `$topic` has set
 
+    def can_delegate(self) -> bool:
+        """Always: `$topic` is for publishes alone."""
+        return True
+
     def publish(self, table: FrameTable, start: int, end: int, now: float) -> None:
         """Hand a run of publishes on, all with their address: subscribers know no `$topic`."""
         if self.default:
@@ -67,7 +71,7 @@ class BosonTextSession(Session):
                 raise RefusedError(
                     "bad_request", f"{message.address or message.op.label} is no request"
                 )
-        self.accept(message)
+        self.accept_subscribed(message)
 
     def accept(self, message: Message) -> None:
         """`$ok`: the name of the control topic, a space, its content."""

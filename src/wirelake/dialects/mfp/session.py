@@ -19,11 +19,16 @@ class MfpSession(Session):
     takes_direct = False
     acknowledges = False
     connection = ""  # "pub" or "sub", once it has shaken hands
+    carried = ("connection",)
 
     def pairs_with(self, other: Endpoint) -> bool:
         """A PUB and a SUB of the same id are one client (spec: identity)."""
         roles = {self.connection, other.connection} if isinstance(other, MfpSession) else {}
         return roles == set(DIALECTS[self.dialect].roles)
+
+    def can_delegate(self) -> bool:
+        """Once it has shaken hands."""
+        return bool(self.connection)
 
     def accepts_publishes(self) -> bool:
         """Only a PUB publishes, and only once it has set a topic."""
@@ -56,7 +61,7 @@ class MfpSession(Session):
             self.node.topics.unsubscribe(self, message.address, now)
         else:
             raise RefusedError("bad_request", f"{message.op.label} is not for a {self.connection}")
-        self.accept(message)
+        self.accept_subscribed(message)
 
     def _shake_hands(self, message: Message, now: float) -> None:
         name, _, token = message.source.partition(":")

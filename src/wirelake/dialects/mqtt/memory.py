@@ -923,6 +923,9 @@ class Conversations:
 
     def check_kept(self) -> None:
         """Raise RefusedError where no more conversations may last."""
+        if self.node.engine.is_shared:
+            text = "a cluster keeps no MQTT sessions: connect with a clean session"
+            raise RefusedError("unsupported", text)
         self.node.quotas.check_all("sessions", len(self))
         if self.node.engine.trouble:
             raise self.node.capture.refusal()

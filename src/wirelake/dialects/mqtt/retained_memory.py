@@ -55,6 +55,8 @@ class RetainedMessages:
 
     def check(self, topic: str, size: int) -> None:
         """Raise RefusedError where there is no room for one more retained message."""
+        if self._node.engine.is_shared:
+            raise RefusedError("unsupported", "a cluster retains no messages")
         quotas, known = self._node.quotas, self._messages.get(topic)
         if known is None:
             quotas.check_all("retained", len(self._messages))

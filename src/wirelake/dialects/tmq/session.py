@@ -65,6 +65,10 @@ class TmqSession(Session):
         """Tell the first receiver that it is the first: FA (spec: tmq 5)."""
         return stamp_bits(frames, marks, FIRST, shared=shared) if first else frames
 
+    def can_delegate(self) -> bool:
+        """Once the client is known."""
+        return bool(self.client_id)
+
     def accepts_publishes(self) -> bool:
         """Not before the client is known, by Hello or as a stranger (spec: tmq 1)."""
         return bool(self.client_id)
