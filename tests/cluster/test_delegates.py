@@ -170,7 +170,7 @@ async def test_keys_have_one_revision_whichever_node_is_asked(
 
 
 async def test_a_list_of_keys_has_those_of_all_nodes(nats: Servers, prefix: str) -> None:
-    """decision 92"""
+    """decision 94"""
     async with two_nodes(nats, prefix) as two:
         ann = two.a.client("kobold-3")
         for k in range(300):
@@ -300,7 +300,7 @@ async def test_a_client_takes_its_id_over_from_another_node_with_the_same_token(
 async def test_bytes_of_a_stream_go_both_ways_between_nodes(
     nats: Servers, prefix: str, owner: str
 ) -> None:
-    """decision 88"""
+    """decision 90"""
     async with two_nodes(nats, prefix) as two:
         name = homed(two, owner)
         target = two.b.client("kobold-3", name)
@@ -423,7 +423,7 @@ async def test_services_and_ids_move_with_their_partitions(nats: Servers, prefix
 async def test_consumers_are_disconnected_and_services_stay_when_a_link_breaks(
     nats: Servers, prefix: str
 ) -> None:
-    """decision 90"""
+    """decision 92"""
     async with two_nodes(nats, prefix) as two:
         queue, address = two.address("b"), two.address("b", 1)
         ann, bob = two.a.client("kobold-3"), two.a.client("kobold-3")

@@ -355,7 +355,7 @@ def shared_journal(nats: Servers, prefix: str, folder: Path) -> JetStreamJournal
 async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_reads(
     nats: Servers, prefix: str, tmp_path: Path
 ) -> None:
-    """decision 89"""
+    """decision 91"""
     async with one_broker(nats, prefix, tmp_path / "a") as broker:
         ann, done = broker.client("kobold-3"), broker.engine.statistics
         made = Message(op=Op.CREATE, address="key", payload=b"1", correlation_id="c")
@@ -378,7 +378,7 @@ async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_r
 async def test_a_cluster_says_that_it_keeps_no_mqtt_sessions(
     nats: Servers, prefix: str, tmp_path: Path
 ) -> None:
-    """decision 91"""
+    """decision 93"""
     async with one_broker(nats, prefix, tmp_path / "a") as broker:
         clean = broker.client("mqtt-5", "ann")
         assert clean.opening[0].content_type == 0
