@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -269,6 +270,22 @@ def test_it_is_not_wider_than_the_window(nodes: Nodes, browser: Browser, width: 
     assert visitor.page.evaluate("document.documentElement.scrollWidth") <= width
     visitor.check()
     context.close()
+
+
+def test_where_nats_is_away_the_page_goes_on_and_tells_it(nats: Servers, boss: Visitor) -> None:
+    (server,) = nats.processes
+    server.send_signal(signal.SIGSTOP)
+    try:
+        boss.see("nodes alive: 1.")
+        wrong = boss.card("What is wrong now")
+        boss.see("one does not hear its own heartbeats: can it reach NATS?", wrong)
+        boss.see("clients are refused with busy until a node takes over", wrong)
+        expect(boss.page.get_by_role("button", name="nobody serves it").first).to_be_visible()
+    finally:
+        server.send_signal(signal.SIGCONT)
+    boss.see("nodes alive: 3.")
+    boss.see("6 of 6 partitions are served")
+    expect(boss.page.get_by_role("button", name="nobody serves it")).to_have_count(0)
 
 
 def test_a_node_that_is_killed_goes_and_others_take_over(nodes: Nodes, boss: Visitor) -> None:

@@ -40,7 +40,7 @@ export default function Cluster({ session }) {
     unserved.length && `Nobody serves ${unserved.join(", ")}: clients are refused with busy until a node takes over.`,
     !part.same_settings && "Tokens, limits or queues differ between nodes: compare their settings.",
     new Set(nodes.map((one) => one.version)).size > 1 && "Nodes run different versions.",
-    ...nodes.flatMap(({ node, deaf, silent, weak }) => [deaf && `${node} does not hear itself.`, silent && `${node} does not tell its state.`, weak && `The streams are weak: ${weak}.`]),
+    ...nodes.flatMap(({ node, deaf, silent, weak }) => [deaf && `${node} does not hear its own heartbeats: can it reach NATS?`, silent && `${node} does not tell its state.`, weak && `The streams are weak: ${weak}.`]),
     ...links.map((one) => !one.open && `The link from ${one.from} to ${one.node} is down. ${one.reason}`),
   ].filter((one, at, all) => one && all.indexOf(one) === at);
   const at = partitions[chosen];
