@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = (
     "overview", "explore", "queues", "keys", "chat", "log", "sql", "message", "inspector", "spark",
-    "connections", "flow", "trouble", "access",
+    "connections", "flow", "trouble", "cluster", "access",
 )  # fmt: skip
 TITLES = {"sql": "SQL"}
 PLACES = {
@@ -48,6 +48,21 @@ def visit(visitor: Visitor, page: str) -> None:
     visitor.page.wait_for_timeout(200)
 
 
+def find_serious(visitor: Visitor, scheme: str) -> list[tuple[str, list[str]]]:
+    """What axe-core finds on the page that is open: the rule, and the first elements."""
+    visitor.page.add_script_tag(path=AXE)
+    # In the dark only colours are others.
+    only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
+    result = visitor.page.evaluate(
+        "(only) => axe.run(document, {resultTypes: ['violations'], ...only})", only
+    )
+    return [
+        (one["id"], [node["html"][:160] for node in one["nodes"]][:3])
+        for one in result["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious_on_any_page(house: House, browser: Browser, scheme: Any) -> None:
     if not AXE.exists():
@@ -58,18 +73,7 @@ def test_axe_finds_nothing_serious_on_any_page(house: House, browser: Browser, s
     found = {}
     for page in PAGES:
         visit(visitor, page)
-        visitor.page.add_script_tag(path=AXE)
-        # In the dark only colours are others.
-        only = {"runOnly": ["color-contrast"]} if scheme == "dark" else {}
-        result = visitor.page.evaluate(
-            "(only) => axe.run(document, {resultTypes: ['violations'], ...only})", only
-        )
-        serious = [
-            (one["id"], [node["html"][:160] for node in one["nodes"]][:3])
-            for one in result["violations"]
-            if one["impact"] in ("serious", "critical")
-        ]
-        if serious:
+        if serious := find_serious(visitor, scheme):
             found[page] = serious
         visitor.page.reload()
     context.close()

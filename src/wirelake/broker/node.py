@@ -7,7 +7,7 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
@@ -65,6 +65,27 @@ class Owners(Protocol):
         """A client has gone."""
 
 
+class Cluster(Protocol):
+    """The cluster that this node is part of, as operators see and steer it."""
+
+    async def status(self) -> dict[str, Any]:
+        """Return the nodes that are alive, and the owner of each partition."""
+
+    async def drain(self, node: str, *, on: bool, timeout: float) -> None:
+        """Let a node give its partitions away and take no new ones, or take some again.
+
+        Returns when it has none left. Raises RefusedError: `not_found` where there is no such node,
+        `timeout` where it keeps some.
+        """
+
+    async def move(self, partition: int, node: str, timeout: float) -> None:
+        """Give a partition to a node from now on, and wait until that serves it.
+
+        Raises RefusedError: `not_found` where there is no such partition or node, `timeout` where
+        the node does not serve it in time.
+        """
+
+
 class Node:
     """One broker. It reads no clock: whoever runs it calls `tick` with the time."""
 
@@ -100,6 +121,7 @@ class Node:
         self.streams = Streams(quotas, self.clients, capture)
         #: Set where this node is one of a cluster.
         self.owners: Owners | None = None
+        self.cluster: Cluster | None = None
         #: Returns what others want to tell operators beside the broker's own figures.
         self.figures: Callable[[], Iterable[Figure]] = tuple
         self._swept = 0.0
@@ -117,6 +139,20 @@ class Node:
         self.topics.forget_all()  # what is published there is refused, or taken again
         text = f"partition {partition} is here" if is_here else self.engine.lost_because(partition)
         self.vitals.event("adopted" if is_here else "lost", "the journal", text)
+
+    def load(self) -> dict[str, int]:
+        """Return how many clients there are, and the messages of a second from and to them.
+
+        Other nodes of a cluster are no clients, and neither are the delegates of their clients.
+        """
+        rates = [one for name, one in self.traffic.current.items() if name in DIALECTS]
+        return {
+            "clients": sum(
+                1 for one in self.sessions if one.dialect in DIALECTS and not one.is_delegate
+            ),
+            "received": sum(one[0] for one in rates),
+            "delivered": sum(one[1] for one in rates),
+        }
 
     def joined(self, session: Endpoint) -> int:
         """Count a connection that has begun, and return its number."""

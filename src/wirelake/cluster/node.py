@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from wirelake.cluster.edge import Edge
 from wirelake.cluster.members import Event, Heartbeat, Timing, hash_settings
 from wirelake.cluster.partitions import SharedPartitions
 from wirelake.cluster.peers import WINDOW, Peers
+from wirelake.cluster.resident import Resident
 from wirelake.config import Settings
 from wirelake.errors import ConfigError, EngineError
 from wirelake.journal.engine import Engine
@@ -45,6 +47,8 @@ _JOURNAL = {
     "chain_breaks": "Places where records of a partition are missing or damaged.",
 }
 
+#: The latest events that a node tells operators.
+CHANGES = 20
 #: How long a node that starts waits for JetStream, and between two tries (seconds).
 PATIENCE = 30.0
 RETRY = 0.5
@@ -78,6 +82,8 @@ class ClusterNode:
         #: Returns figures of the journal: what is weak, and counters.
         self.tell_journal: Callable[[], dict[str, int | str]] = dict
         node.figures = self.figures
+        node.cluster = Resident(bus, self.coordinator, self.state)
+        self._changes: deque[dict[str, object]] = deque(maxlen=CHANGES)
         self._bus = bus
         #: Called after every change of members and owners.
         self.on_change: Callable[[], object] = lambda: None
@@ -106,6 +112,9 @@ class ClusterNode:
             "takeovers": [round(one, 3) for one in ownership.takeovers],
             "owner_changes": self.owner_changes,
             "delegates": len(self.edge.delegates),
+            "epochs": {str(one): ownership.epoch(one) for one in ownership.owned()},
+            "changes": list(self._changes),
+            **self.node.load(),
             **self.tell_journal(),
         }
 
@@ -137,6 +146,8 @@ class ClusterNode:
 
     def _tell(self, event: Event) -> None:
         self.owner_changes += event.kind == "owner_changed"
+        told = {"event": event.kind, "node": event.node, "text": event.text}
+        self._changes.append({"time": int(time.time() * 1e6), **told})
         self.node.vitals.event(event.kind, event.node, event.text)
 
     async def stop(self, grace: float = GRACE) -> None:

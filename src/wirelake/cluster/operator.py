@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -54,6 +55,12 @@ class Operator:
         alive = dict(await self.listen(seconds))
         data, _ = await self._bus.read_table()
         places = msgspec.json.decode(data, type=_Stored).places if data else []
+        return await self.describe(alive, places)
+
+    async def describe(
+        self, alive: dict[str, Heartbeat], places: Sequence[Place]
+    ) -> dict[str, Any]:
+        """Return the state of these nodes, and of the partitions in this table of owners."""
         states = await asyncio.gather(*(self._state(name) for name in sorted(alive)))
         nodes = []
         for (name, said), state in zip(sorted(alive.items()), states, strict=True):
@@ -66,10 +73,16 @@ class Operator:
                 "standby": {str(one): lag for one, lag in said.lag.items()},
                 "draining": said.draining,
                 "deaf": said.deaf,
+                "age": round(said.age),
                 "settings": said.settings,
             }
             nodes.append(told | state)
-        partitions = [self._partition(k, place, alive) for k, place in enumerate(places)]
+        # A node that is older than this field does not tell its epochs.
+        epochs = {int(k): n for one in states for k, n in one.get("epochs", {}).items()}
+        partitions = [
+            self._partition(k, place, alive) | {"epoch": epochs.get(k, 0)}
+            for k, place in enumerate(places)
+        ]
         same = len({one.settings for one in alive.values()}) <= 1
         return {
             "cluster": self._bus.prefix,

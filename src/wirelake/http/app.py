@@ -24,6 +24,7 @@ from wirelake.broker.node import Node
 from wirelake.config import Listener
 from wirelake.errors import EngineError, RefusedError
 from wirelake.http.admin import Admin
+from wirelake.http.cluster import ClusterEndpoints
 from wirelake.http.console import Console
 from wirelake.http.exchange import (
     Doorman,
@@ -93,6 +94,7 @@ class Api:
         self._events: set[Events] = set()
         about = _page("", _ABOUT)
         self.console = Console(gate, ledger, self._executor, about, listeners)
+        self.cluster = ClusterEndpoints(gate)
 
     def stop_events(self) -> None:
         """End every event stream."""
@@ -298,7 +300,7 @@ class Api:
 
 def routes(api: Api) -> list[Resource]:
     """Return the routes, longer paths first, since an address may have any number of slashes."""
-    admin, keys, console = api.admin, api.keys, api.console
+    admin, keys, console, cluster = api.admin, api.keys, api.console, api.cluster
     return [
         Resource("/", GET=console.page),
         Resource("/console/{file:path}", GET=console.file),
@@ -315,6 +317,9 @@ def routes(api: Api) -> list[Resource]:
         Resource("/v1/access/may", GET=console.may),
         Resource("/v1/connections", GET=admin.connections),
         Resource("/v1/connections/{number}", DELETE=console.close_connection),
+        Resource("/v1/cluster", GET=cluster.status),
+        Resource("/v1/cluster/nodes/{node}/drain", PUT=cluster.drain, DELETE=cluster.end_drain),
+        Resource("/v1/cluster/partitions/{partition}/move", POST=cluster.move),
         Resource("/v1/queues", GET=admin.queues),
         Resource("/v1/queues/{name:path}/messages", GET=admin.peek),
         Resource("/v1/queues/{name:path}/depths", GET=console.depths),

@@ -24,6 +24,7 @@ from wirelake.broker import inventory
 from wirelake.broker.rights import Rights
 from wirelake.broker.traffic import FIGURES, figures
 from wirelake.errors import EngineError, RefusedError
+from wirelake.http.cluster import cluster_of
 from wirelake.http.exchange import require_admin
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
@@ -90,6 +91,7 @@ class Figures:
             "trouble": self.trouble,
             "flow": self.flow,
             "queries": self.queries,
+            "cluster": self.cluster,
         }
 
     # Overview
@@ -233,6 +235,16 @@ class Figures:
             }
 
         return await self._shared.get("queries", lambda: self._gate.ask(ask))
+
+    # The cluster
+
+    async def cluster(self, rights: Rights) -> dict[str, Any]:
+        """The nodes and partitions of the cluster, for every token; not found where there is none.
+
+        It is as `wirelake cluster status --json` tells it, as this node sees it.
+        """
+        cluster = cluster_of(self._node)
+        return await self._shared.get("cluster", lambda: self._gate.run(cluster.status()))
 
     # Addresses
 

@@ -90,6 +90,24 @@ _SCHEMAS: Json = {
         "required": ["name", "admin", "open", "stranger", "rights", "csrf", "version"],
         "properties": {"name": _TEXT, "admin": {"type": "boolean"}, "csrf": _TEXT},
     },
+    "Cluster": {
+        "type": "object",
+        "description": "As `wirelake cluster status --json` tells it; times of `changes` in µs.",
+        "required": ["node", "cluster", "nodes", "partitions", "same_settings"],
+        "properties": {
+            "node": _TEXT,
+            "cluster": _TEXT,
+            "same_settings": {"type": "boolean"},
+            "nodes": {"type": "array", "items": {"type": "object"}},
+            "partitions": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["partition", "owner", "served", "moved_to", "standbys", "epoch"],
+                },
+            },
+        },
+    },
     "Partition": {
         "type": "object",
         "description": "Offsets from `first` up to, without, `next`; times in µs since 1970.",
@@ -170,6 +188,7 @@ def _operation(
 _NAME = _in_path("name", _ADDRESS)
 _KEY = _in_path("key", _ADDRESS)
 _QUERY_NAME = _in_path("query", {"type": "string", "minLength": 1, "maxLength": 245})
+_NODE = _in_path("node", {"type": "string", "minLength": 1, "maxLength": 64})
 _IF_MATCH = _in_header("If-Match", _TEXT, 'Only if the key has this revision: `"7"`; `*` is any.')
 _FILTERS = _list(_FILTER)
 _KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
@@ -298,6 +317,44 @@ _PATHS: dict[str, Json] = {
             "operation",
             "Who is connected.",
             {200: _object(connections=_list({"type": "object"}))},
+        )
+    },
+    "/v1/cluster": {
+        "get": _operation(
+            "cluster",
+            "The nodes, who owns which partition, and the links, as this node sees them.",
+            {200: _ref("Cluster")},
+            errors=(404, 504),
+            text="404 where this broker runs without a cluster. For every token.",
+        )
+    },
+    "/v1/cluster/nodes/{node}/drain": {
+        "put": _operation(
+            "cluster",
+            "Let a node hand its partitions over, and take no new ones.",
+            {200: _object(node=_TEXT, draining={"type": "boolean"})},
+            _NODE,
+            errors=(404, 504),
+            text="For operators. Answered when the node serves no partition; its clients stay "
+            "connected. After 504 it still drains.",
+        ),
+        "delete": _operation(
+            "cluster",
+            "Let a node take partitions again.",
+            {200: _object(node=_TEXT, draining={"type": "boolean"})},
+            _NODE,
+            errors=(404, 504),
+        ),
+    },
+    "/v1/cluster/partitions/{partition}/move": {
+        "post": _operation(
+            "cluster",
+            "Give a partition to a node, which keeps it while it is alive.",
+            {200: _object(partition=_COUNT, node=_TEXT)},
+            _in_path("partition", _COUNT),
+            _in_query("to", _TEXT, "The node.", required=True),
+            errors=(404, 504),
+            text="For operators. Answered when the node serves the partition.",
         )
     },
     "/v1/queues": {

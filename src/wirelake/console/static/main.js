@@ -17,6 +17,7 @@ const PAGES = [
   ["connections", "Connections", "Operation", "c", true],
   ["flow", "Flow", "Operation", "f", true],
   ["trouble", "Trouble", "Operation", "t", true],
+  ["cluster", "Cluster", "Operation", "n"],
   ["access", "Access", "Operation", "a"],
 ];
 const ICON = new URL("./icon.svg", import.meta.url).pathname;

@@ -47,13 +47,26 @@ function Sparkline({ values }) {
 /** @param {{of: string}} props */
 export const Dialect = ({ of }) => html`<span class="nowrap"><i class="dot" style=${{ background: colourOf(of) }}></i>${visible(of) || "broker"}</span>`;
 
+/** The column of a table that has dialects. */
+export const BY_DIALECT = { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` };
+
 /** A spot in the colour of a dialect. @param {{of: string}} props */
 export const Dot = ({ of }) => html`<i class="dot" role="img" aria-label=${visible(of) || "broker"} title=${visible(of)} style=${{ background: colourOf(of) }}></i>`;
 
 /**
+ * @typedef {{key: string, title: string, number?: boolean, show?: ((row: any) => any) | null, wide?: boolean,
+ *   value?: (row: any) => any, name?: string}} Column
+ * @typedef {[string, string, (((one: any) => any) | null)?, string?]} Short
+ */
+/**
+ * Columns of a table in short: key, title, how it is shown, and "n" for numbers, "t" for long texts.
+ * @param {...(Short | Column)} of
+ */
+export const columns = (...of) => of.map((one) => (Array.isArray(one) ? { key: one[0], title: one[1], show: one[2], number: one[3] === "n", wide: one[3] === "t" } : one));
+
+/**
  * A table whose columns can be sorted by.
- * @param {{columns: {key: string, title: string, number?: boolean, show?: (row: any) => any, wide?: boolean,
- *   value?: (row: any) => any, name?: string}[], rows: any[], name: string, id?: (row: any) => any, empty?: string,
+ * @param {{columns: Column[], rows: any[], name: string, id?: string | ((row: any) => any), empty?: string,
  *   selected?: any, onPick?: (row: any) => void, sort?: string, most?: number}} props
  */
 export function Table({ columns, rows, name, id, empty = "None.", selected, onPick, sort = "", most = 500 }) {
@@ -70,7 +83,7 @@ export function Table({ columns, rows, name, id, empty = "None.", selected, onPi
       })
     : rows;
   const shown = sorted.slice(0, most);
-  const keys = shown.map((row, at) => (id ? id(row) : at));
+  const keys = shown.map((row, at) => (typeof id === "string" ? row[id] : id ? id(row) : at));
   // Of rows that can be picked one is in the order of Tab; arrows go to the others.
   const entry = Math.max(0, keys.indexOf(selected));
   const pick = (/** @type {any} */ event, /** @type {HTMLElement} */ row) => {

@@ -24,16 +24,16 @@ export default function Access({ session }) {
   const filters = (/** @type {string} */ kind) => ({ key: kind, title: kind, show: (/** @type {any} */ one) => one[kind].map((/** @type {string} */ filter) => html`<code class="tag"><${T} v=${filter} /></code> `) });
   return html`<div class="top"><h1>Access</h1><p class="soft">${session.open ? "No tokens are configured: everybody may do everything." : ""}</p></div>
     <div class="cards">
-      <${Card} title="May this token do that?" wide=${true}>
+      <${Card} title="May this token do that?" wide>
         <form class="form" onSubmit=${check}>
           ${session.admin && !session.open && html`<label class="field">Token<select value=${form.token} onChange=${set("token")}><option value="">mine, ${session.name}</option>${tokens.map((/** @type {any} */ one) => html`<option value=${one.name}>${one.name}</option>`)}</select></label>`}
           <label class="field">What<select value=${form.kind} onChange=${set("kind")}>${KINDS.map((one) => html`<option>${one}</option>`)}</select></label>
           ${form.kind !== "admin" && html`<label class="field">Address or filter<input class="mono" required value=${form.address} onInput=${set("address")} /></label>`}
           <span class="row"><button class="main">Check</button></span></form>
         ${told && html`<p role="status">${told.error ? html`<span class="bad"><${T} v=${told.error} /></span>` : html`<strong class=${told.allowed ? "good" : "bad"}>${told.allowed ? "Yes" : "No"}</strong>: <${T} v=${told.why} />.`}</p>`}<//>
-      <${Card} title=${session.admin ? "Tokens" : "This token"} wide=${true} aside="by name; nobody can see a token itself">
+      <${Card} title=${session.admin ? "Tokens" : "This token"} wide aside="by name; nobody can see a token itself">
         ${list.error && html`<p class="bad" role="alert">${list.error}</p>`}
-        <${Table} name="Tokens" rows=${tokens} id=${(/** @type {any} */ one) => one.name} empty="Loading." columns=${[
+        <${Table} name="Tokens" rows=${tokens} id="name" empty="Loading." columns=${[
           { key: "name", title: "name", show: (/** @type {any} */ one) => html`<${T} v=${one.name} />${one.token || session.open ? "" : html` <span class="soft">without a token</span>`}` },
           { key: "admin", title: "admin", show: (/** @type {any} */ one) => (one.admin ? "yes" : "no") },
           ...["publish", "subscribe", "serve", "store", "declare", "clients"].map(filters),

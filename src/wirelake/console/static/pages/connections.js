@@ -1,7 +1,7 @@
 // Connections: who is there, how much they send and get, what waits for them; and closing one.
 
 import { ask, attempt, bytes, duration, html, perSecond, to, useLive, useState } from "../lib.js";
-import { Card, Confirm, Dialect, T, Table } from "../parts.js";
+import { BY_DIALECT, Card, Confirm, Dialect, T, Table, columns } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
 export default function Connections({ query }) {
@@ -15,18 +15,18 @@ export default function Connections({ query }) {
   const shown = all.find((/** @type {any} */ one) => one.number === chosen);
   return html`<div class="top"><h1>Connections</h1><p class="soft">${figures ? `${figures.connections?.count ?? 0} in all` : ""}</p></div>
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
-    <div class="cards"><${Card} title="All connections" wide=${true} aside=${html`<input aria-label="Search" placeholder="search" value=${search} onInput=${(/** @type {any} */ e) => setSearch(e.target.value)} />`}>
-      <${Table} name="Connections" rows=${rows} sort=${query.get("sort") === "outbox" ? "-bytes_waiting" : "-rate_in"} id=${(/** @type {any} */ one) => one.number} selected=${chosen} onPick=${(/** @type {any} */ one) => setChosen(one.number)} empty=${figures ? "Nobody is connected." : "Loading."} columns=${[
-        { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<button class="link"><${T} v=${one.id || `(${one.number})`} /></button>` },
-        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-        { key: "peer", title: "from" },
-        { key: "rights", title: "token" },
-        { key: "rate_in", title: "in", number: true, show: (/** @type {any} */ one) => html`${perSecond(one.rate_in) || "0"}${one.bytes_rate_in ? html` <span class="soft">${bytes(one.bytes_rate_in)}</span>` : ""}` },
-        { key: "rate_out", title: "out", number: true, show: (/** @type {any} */ one) => html`${perSecond(one.rate_out) || "0"}${one.bytes_rate_out ? html` <span class="soft">${bytes(one.bytes_rate_out)}</span>` : ""}` },
-        { key: "bytes_waiting", title: "outbox", number: true, show: (/** @type {any} */ one) => html`<span class=${one.bytes_waiting > 1e6 ? "warn" : ""}>${bytes(one.bytes_waiting)}</span>` },
+    <div class="cards"><${Card} title="All connections" wide aside=${html`<input aria-label="Search" placeholder="search" value=${search} onInput=${(/** @type {any} */ e) => setSearch(e.target.value)} />`}>
+      <${Table} name="Connections" rows=${rows} sort=${query.get("sort") === "outbox" ? "-bytes_waiting" : "-rate_in"} id="number" selected=${chosen} onPick=${(/** @type {any} */ one) => setChosen(one.number)} empty=${figures ? "Nobody is connected." : "Loading."} columns=${columns(
+        ["id", "client", (one) => html`<button class="link"><${T} v=${one.id || `(${one.number})`} /></button>`, "t"],
+        BY_DIALECT,
+        ["peer", "from"],
+        ["rights", "token"],
+        ["rate_in", "in", (one) => html`${perSecond(one.rate_in) || "0"}${one.bytes_rate_in ? html` <span class="soft">${bytes(one.bytes_rate_in)}</span>` : ""}`, "n"],
+        ["rate_out", "out", (one) => html`${perSecond(one.rate_out) || "0"}${one.bytes_rate_out ? html` <span class="soft">${bytes(one.bytes_rate_out)}</span>` : ""}`, "n"],
+        ["bytes_waiting", "outbox", (one) => html`<span class=${one.bytes_waiting > 1e6 ? "warn" : ""}>${bytes(one.bytes_waiting)}</span>`, "n"],
         { key: "subscriptions", title: "filters", number: true, value: (/** @type {any} */ one) => one.subscriptions.length, show: (/** @type {any} */ one) => one.subscriptions.length },
-        { key: "age", title: "since", number: true, show: (/** @type {any} */ one) => duration(one.age) },
-      ]} /><//>
+        ["age", "since", (one) => duration(one.age), "n"],
+      )} /><//>
       ${shown && html`<${Card} title="Connection" aside=${html`<button class="danger" onClick=${() => setQuestion(shown)}>Close it</button>`}>
         <dl class="kv"><dt>client</dt><dd><${T} v=${shown.id || "–"} /></dd><dt>number</dt><dd>${shown.number}</dd><dt>dialect</dt><dd><${Dialect} of=${shown.dialect} /></dd><dt>from</dt><dd><${T} v=${shown.peer} /></dd>
           <dt>token</dt><dd><${T} v=${shown.rights} /></dd><dt>messages in, out</dt><dd>${shown.received.toLocaleString("en")}, ${shown.delivered.toLocaleString("en")}</dd><dt>bytes in, out</dt><dd>${bytes(shown.bytes_in)}, ${bytes(shown.bytes_out)}</dd>

@@ -1,7 +1,7 @@
 // Inspector: bytes and fields side by side, as our kernels read them; the same message elsewhere.
 
 import { ask, bytes, findRow, html, payloadBytes, useEffect, useMemo, useState, visible } from "../lib.js";
-import { Card, Dialect, T, Table } from "../parts.js";
+import { BY_DIALECT, Card, Dialect, T, Table } from "../parts.js";
 
 const EXAMPLE = "5|0|greet|hello4|0|t|abcd";
 /** Bytes that are drawn. */
@@ -61,7 +61,7 @@ export default function Inspector({ session, query }) {
   useEffect(() => { if (frame) setMessage(asMessage(frame)); }, [frame]);
   return html`<div class="top"><h1>Inspector</h1><p class="soft">Bytes of one direction of a connection, read by the broker's own kernels.</p></div>
     <div class="cards">
-      <${Card} title="Bytes" wide=${true}>
+      <${Card} title="Bytes" wide>
         <form onSubmit=${read} onDragOver=${(/** @type {Event} */ e) => e.preventDefault()} onDrop=${drop}>
           <label class="field">Paste bytes, or drop a file here<textarea rows="3" value=${text} placeholder=${EXAMPLE} onInput=${(/** @type {any} */ e) => setText(e.target.value)}></textarea></label>
           <div class="row"><select aria-label="Form" value=${form} onChange=${(/** @type {any} */ e) => setForm(e.target.value)}><option value="text">as text</option><option value="hex">as hex</option><option value="base64">as base64</option></select>
@@ -153,10 +153,10 @@ function Translations({ message, onPick, onFound }) {
     const body = Object.fromEntries(Object.entries({ address, payload, base64, id, correlation_id, source, priority, ttl, headers }).filter(([, value]) => value));
     ask("/v1/translate", { method: "POST", body }).then((found) => { setTold(found.translations); setError(""); onFound(found.translations); }, (reason) => setError(reason.message));
   }, [message]);
-  return html`<${Card} title="The same message in other dialects" wide=${true} aside=${html`as the broker would deliver it: <${T} v=${message.address} />. Pick one to see its bytes.`}>
+  return html`<${Card} title="The same message in other dialects" wide aside=${html`as the broker would deliver it: <${T} v=${message.address} />. Pick one to see its bytes.`}>
     ${error && html`<p class="bad" role="alert">${error}</p>`}
-    <${Table} name="Translations" id=${(/** @type {any} */ one) => one.dialect} onPick=${onPick} rows=${told ?? []} empty=${error ? "" : "Loading."} columns=${[
-      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+    <${Table} name="Translations" id="dialect" onPick=${onPick} rows=${told ?? []} empty=${error ? "" : "Loading."} columns=${[
+      BY_DIALECT,
       { key: "size", title: "bytes", number: true, show: (/** @type {any} */ one) => one.size ?? "–" },
       { key: "lost", title: "lost", show: (/** @type {any} */ one) => (one.refused ? html`<span class="bad">cannot be said: ${visible(one.refused).replaceAll("_", " ")}</span>` : one.lost?.length ? html`<span class="warn">${one.lost.map((/** @type {string} */ name) => name.replace("_", " ")).join(", ")}</span>` : html`<span class="good">nothing</span>`) },
       { key: "base64", title: "frame", wide: true, show: (/** @type {any} */ one) => one.base64 && html`<span class="mono">${printable(payloadBytes(one))}</span>` },

@@ -1,7 +1,7 @@
 // Log: what has passed, by time; filtered by address, dialect, op, header or text; to be exported.
 
 import { Refused, ask, clock, count, html, save, tell, to, useAnswer, useEffect, useState, when } from "../lib.js";
-import { Card, Chart, Choice, Dialect, Message, T, Table } from "../parts.js";
+import { BY_DIALECT, Card, Chart, Choice, Message, T, Table } from "../parts.js";
 
 const OPS = ["publish", "enqueue", "deliver", "ack", "nack", "dead", "request", "reply", "error", "set", "del", "direct", "open", "close"];
 const SPANS = /** @type {[string, number][]} */ ([["15 min", 900], ["1 h", 3600], ["6 h", 21600], ["1 d", 86400], ["all", 0]]);
@@ -66,12 +66,12 @@ export default function Log({ session, query }) {
   };
   if (!session.log) return html`<div class="top"><h1>Log</h1></div><p>This broker keeps no log.</p>`;
   return html`<div class="top"><h1>Log</h1><p class="soft">${rows.length ? `${count(rows.length)} rows shown, the newest first` : ""}</p></div>
-    <div class="cards"><${Card} title="When" wide=${true} aside=${html`<span class="row"><${Choice} name="Span" of=${SPANS} value=${span.from ? -1 : span.seconds} onChange=${(/** @type {number} */ seconds) => setSpan({ seconds, from: 0, to: 0 })} />
+    <div class="cards"><${Card} title="When" wide aside=${html`<span class="row"><${Choice} name="Span" of=${SPANS} value=${span.from ? -1 : span.seconds} onChange=${(/** @type {number} */ seconds) => setSpan({ seconds, from: 0, to: 0 })} />
         ${span.from ? html`<span>${clock(span.from)} to ${clock(span.to)}</span>` : null}<button data-key="r" title="r" onClick=${() => setTurn(turn + 1)}>Refresh</button></span>`}>
       ${told ? html`<${Chart} height=${130} times=${times} series=${[{ name: "rows", colour: "accent", values: told.counts }]} bars=${true} label="Rows over time" format=${(/** @type {number} */ v) => count(v)}
         onSelect=${(/** @type {number} */ from, /** @type {number} */ end) => setSpan({ seconds: 0, from: Math.floor(from * 1e6), to: Math.ceil(end * 1e6) })} />
         <p class="soft">${count(told.counts.reduce((/** @type {number} */ a, /** @type {number} */ b) => a + b, 0))} ${isAll ? "rows of all kinds" : "rows that match"}${told.since > told.start ? html`, <span class="warn">counted back to ${when(told.since)}</span>` : ""}. Drag over a stretch to look at it alone<span class="nowrap">, or <button class="link" onClick=${() => zoom(told, 0.5)}>its later half</button></span>${span.from ? html`, <button class="link" onClick=${() => zoom(told, -1)}>twice as much</button>` : ""}.</p>` : html`<p class="soft">${histogram.error || "Loading."}</p>`}<//>
-    <${Card} title="What" wide=${true}>
+    <${Card} title="What" wide>
       <form class="form tight" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); setAsked({ ...form }); }}>
         <label class="field">Address or filter<input class="mono" placeholder="house/#" value=${form.filter} onInput=${set("filter")} /></label>
         <label class="field">Text<input placeholder="in payload, address, id" value=${form.text} onInput=${set("text")} /></label>
@@ -88,7 +88,7 @@ export default function Log({ session, query }) {
       <${Table} name="Rows" most=${2000} rows=${rows} id=${(/** @type {any} */ one) => `${one.partition}:${one.offset}`} selected=${chosen && `${chosen.partition}:${chosen.offset}`} onPick=${setChosen} empty=${busy ? "Looking." : "Nothing was found."} columns=${[
         { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap" title=${when(one.time)}>${clock(one.time)}</button>` },
         { key: "op", title: "op" },
-        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+        BY_DIALECT,
         { key: "address", title: "address", wide: true },
         ...(chosen ? [] : [{ key: "source", title: "source" }]),
         { key: "payload", title: "payload", wide: true, show: (/** @type {any} */ one) => html`<span class="mono"><${T} v=${(one.payload ?? (one.cbor !== undefined ? JSON.stringify(one.cbor) : `${one.size} bytes`)).slice(0, 160)} /></span>` },

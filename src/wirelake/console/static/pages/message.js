@@ -1,7 +1,7 @@
 // Message: the way of one message, from the log, from a trace, or as it would be now.
 
 import { ask, attempt, clock, findRow, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
-import { Card, Dialect, Message, Payload, T, Table } from "../parts.js";
+import { BY_DIALECT, Card, Message, Payload, T, Table, columns } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
 export default function Way({ session, query }) {
@@ -15,7 +15,7 @@ export default function Way({ session, query }) {
     location.hash = to("message", { address: form.address, ...(form.id && { id: form.id }) });
   };
   return html`<div class="top"><h1>Message</h1><p class="soft">Who sent it, where it went in which dialect, what was lost, and when.</p></div>
-    <div class="cards"><${Card} title="Which message" wide=${true}><form class="form" onSubmit=${submit}>
+    <div class="cards"><${Card} title="Which message" wide><form class="form" onSubmit=${submit}>
         <label class="field">Address<input class="mono" required value=${form.address} onInput=${(/** @type {any} */ e) => setForm({ ...form, address: e.target.value })} /></label>
         <label class="field">Id or correlation id<input class="mono" value=${form.id} onInput=${(/** @type {any} */ e) => setForm({ ...form, id: e.target.value })} /></label>
         <span class="row"><button class="main">Show</button></span></form>
@@ -47,24 +47,24 @@ function Steps({ query, address, id, time, offset, session }) {
   useEffect(() => { if (found.length) setMessage(found.find((one) => `${one.partition}:${one.offset}` === offset) ?? found[0]); }, [rows.value]);
   const first = found[0]?.time;
   const lost = Object.fromEntries((translated.value?.translations ?? []).map((/** @type {any} */ one) => [one.dialect, one.refused ? `cannot be said: ${one.refused.replaceAll("_", " ")}` : one.lost.join(", ").replaceAll("_", " ") || "nothing"]));
-  return html`<${Card} title="In the log" wide=${true} aside=${id ? html`all that has the id <${T} v=${id} />` : offset ? html`offset <${T} v=${offset} />` : time ? `received at ${when(time)}` : "the latest"}>
+  return html`<${Card} title="In the log" wide aside=${id ? html`all that has the id <${T} v=${id} />` : offset ? html`offset <${T} v=${offset} />` : time ? `received at ${when(time)}` : "the latest"}>
       ${rows.error && html`<p class="bad" role="alert">${rows.error}</p>`}
-      <${Table} name="Steps" rows=${found} id=${(/** @type {any} */ one) => `${one.partition}:${one.offset}`} onPick=${setMessage} selected=${message && `${message.partition}:${message.offset}`} empty=${rows.value ? "The log has nothing of it." : "Loading."} columns=${[
-        { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap">${clock(one.time)}</button>` },
-        { key: "after", title: "after", number: true, show: (/** @type {any} */ one) => (id && one.time > first ? `${((one.time - first) / 1000).toFixed(1)} ms` : "") },
-        { key: "op", title: "what", show: (/** @type {any} */ one) => html`${NAMES[one.op] ?? one.op}${one.headers?.["$attempt"] > 1 ? `, attempt ${one.headers["$attempt"]}` : ""}${one.headers?.["dead.reason"] ? html`: <${T} v=${one.headers["dead.reason"]} />` : ""}` },
-        { key: "source", title: "by" },
-        { key: "target", title: "to" },
-        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-        { key: "id", title: "id", show: (/** @type {any} */ one) => html`<a href=${to("message", { address: one.address, id: one.id || one.correlation_id || "" })}><${T} v=${one.id || one.correlation_id} /></a>` },
-      ]} /><//>
+      <${Table} name="Steps" rows=${found} id=${(/** @type {any} */ one) => `${one.partition}:${one.offset}`} onPick=${setMessage} selected=${message && `${message.partition}:${message.offset}`} empty=${rows.value ? "The log has nothing of it." : "Loading."} columns=${columns(
+        ["time", "time", (one) => html`<button class="link nowrap">${clock(one.time)}</button>`],
+        ["after", "after", (one) => (id && one.time > first ? `${((one.time - first) / 1000).toFixed(1)} ms` : ""), "n"],
+        ["op", "what", (one) => html`${NAMES[one.op] ?? one.op}${one.headers?.["$attempt"] > 1 ? `, attempt ${one.headers["$attempt"]}` : ""}${one.headers?.["dead.reason"] ? html`: <${T} v=${one.headers["dead.reason"]} />` : ""}`],
+        ["source", "by"],
+        ["target", "to"],
+        BY_DIALECT,
+        ["id", "id", (one) => html`<a href=${to("message", { address: one.address, id: one.id || one.correlation_id || "" })}><${T} v=${one.id || one.correlation_id} /></a>`],
+      )} /><//>
     ${message && html`<${Card} title="The message"><${Message} message=${message} /><//>`}
     ${audience.value && html`<${Card} title="Who would get it now" aside=${`${audience.value.kind}${audience.value.captured ? ", captured in the log" : ", not captured"}`}>
-      <${Table} name="Receivers" rows=${audience.value.who} id=${(/** @type {any} */ one) => one.number} empty="Nobody." columns=${[
-        { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>` },
-        { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-        { key: "lost", title: "lost in translation", show: (/** @type {any} */ one) => lost[one.dialect] ?? "" },
-      ]} /><//>`}`;
+      <${Table} name="Receivers" rows=${audience.value.who} id="number" empty="Nobody." columns=${columns(
+        ["id", "client", (one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>`, "t"],
+        BY_DIALECT,
+        ["lost", "lost in translation", (one) => lost[one.dialect] ?? ""],
+      )} /><//>`}`;
 }
 
 /** @type {Record<string, string>} */
@@ -86,22 +86,22 @@ function Trace({ filter }) {
     attempt(() => ask("/v1/trace", { method: "PUT", body: { filter: wanted } }), "Tracing.").then(look);
   };
   const rows = [...(told?.messages ?? [])].reverse();
-  return html`<${Card} title="Trace of a filter" wide=${true} aside=${told?.filter ? html`<${T} v=${told.filter} />: ${told.messages.length} messages; ${told.left > 0 ? `ends in ${Math.ceil(told.left)} s` : "has ended"}` : "what is really delivered, with the bytes; it ends by itself"}>
+  return html`<${Card} title="Trace of a filter" wide aside=${told?.filter ? html`<${T} v=${told.filter} />: ${told.messages.length} messages; ${told.left > 0 ? `ends in ${Math.ceil(told.left)} s` : "has ended"}` : "what is really delivered, with the bytes; it ends by itself"}>
     <form class="row" onSubmit=${begin}><input class="grow mono" aria-label="Filter to trace" required placeholder="house/#" value=${wanted} onInput=${(/** @type {any} */ e) => setWanted(e.target.value)} />
       <button class="main">Trace for a minute</button><button type="button" disabled=${!(told?.left > 0)} onClick=${() => attempt(() => ask("/v1/trace", { method: "DELETE" }), "Ended.").then(look)}>End</button></form>
-    <${Table} name="Traced messages" rows=${rows} most=${100} id=${(/** @type {any} */ one) => one.number} onPick=${setChosen} selected=${chosen?.number} empty="Nothing was traced." columns=${[
-      { key: "time", title: "time", show: (/** @type {any} */ one) => html`<button class="link nowrap">${clock(one.time)}</button>` },
-      { key: "address", title: "address", wide: true },
-      { key: "source", title: "from", show: (/** @type {any} */ one) => html`<${T} v=${one.source || one.peer} />` },
-      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
+    <${Table} name="Traced messages" rows=${rows} most=${100} id="number" onPick=${setChosen} selected=${chosen?.number} empty="Nothing was traced." columns=${columns(
+      ["time", "time", (one) => html`<button class="link nowrap">${clock(one.time)}</button>`],
+      ["address", "address", null, "t"],
+      ["source", "from", (one) => html`<${T} v=${one.source || one.peer} />`],
+      BY_DIALECT,
       { key: "deliveries", title: "delivered to", number: true, value: (/** @type {any} */ one) => one.deliveries.length, show: (/** @type {any} */ one) => one.deliveries.length },
-      { key: "size", title: "bytes", number: true },
-    ]} />
-    ${chosen && html`<h3>Delivered to</h3><${Table} name="Deliveries" rows=${chosen.deliveries} empty="Nobody." columns=${[
-      { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<${T} v=${one.id || one.peer} />` },
-      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-      { key: "size", title: "bytes", number: true },
-      { key: "lost", title: "lost", show: (/** @type {any} */ one) => (one.lost?.length ? html`<span class="warn">${one.lost.join(", ")}</span>` : one.size ? "nothing" : "cannot be said") },
-      { key: "base64", title: "frame", wide: true, show: (/** @type {any} */ one) => one.base64 && html`<details><summary>show</summary><${Payload} message=${{ base64: one.base64 }} /></details>` },
-    ]} />`}<//>`;
+      ["size", "bytes", null, "n"],
+    )} />
+    ${chosen && html`<h3>Delivered to</h3><${Table} name="Deliveries" rows=${chosen.deliveries} empty="Nobody." columns=${columns(
+      ["id", "client", (one) => html`<${T} v=${one.id || one.peer} />`, "t"],
+      BY_DIALECT,
+      ["size", "bytes", null, "n"],
+      ["lost", "lost", (one) => (one.lost?.length ? html`<span class="warn">${one.lost.join(", ")}</span>` : one.size ? "nothing" : "cannot be said")],
+      ["base64", "frame", (one) => one.base64 && html`<details><summary>show</summary><${Payload} message=${{ base64: one.base64 }} /></details>`, "t"],
+    )} />`}<//>`;
 }

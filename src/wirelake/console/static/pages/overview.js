@@ -1,7 +1,7 @@
 // Overview: is all well, what passes, and what needs somebody.
 
 import { ask, bytes, count, duration, html, perSecond, short, to, useEffect, useLive, useState, visible, when } from "../lib.js";
-import { Card, Chart, Choice, Dialect, Legend, T, Table, Tile } from "../parts.js";
+import { BY_DIALECT, Card, Chart, Choice, Legend, T, Table, Tile, columns } from "../parts.js";
 
 const SPANS = /** @type {[string, number][]} */ ([["5 min", 300], ["20 min", 1200], ["1 h", 3600]]);
 
@@ -74,8 +74,8 @@ function Figures({ now }) {
       <${Tile} name="rows of lag" value=${short(lag)} href=${to("spark")} more=${`${Object.keys(now.queries).length} queries`} />
     </div>
     <div class="cards">
-      ${wrong.length ? html`<${Card} title="What is wrong now" wide=${true} kind="alarm"><ul class="plain">${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a> <span class="soft">${one.fix}</span></li>`)}</ul><//>` : null}
-      <${Card} wide=${true} title="Rates by dialect" aside=${html`<span class="row">
+      ${wrong.length ? html`<${Card} title="What is wrong now" wide kind="alarm"><ul class="plain">${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a> <span class="soft">${one.fix}</span></li>`)}</ul><//>` : null}
+      <${Card} wide title="Rates by dialect" aside=${html`<span class="row">
           <${Choice} name="Unit" of=${["messages", "bytes"]} value=${unit} onChange=${setUnit} />
           <${Choice} name="Span" of=${SPANS} value=${span} onChange=${setSpan} />
         </span>`}>
@@ -85,21 +85,21 @@ function Figures({ now }) {
         </div>
         <${Legend} series=${named} /><//>
       <${Card} title="Top talkers" aside=${html`<a href=${to("connections")}>all connections</a>`}>
-        <${Table} name="Top talkers" id=${(/** @type {any} */ one) => one.number} rows=${now.talkers} empty="Nobody is connected." columns=${[
-          { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<${T} v=${one.id || one.peer} />` },
-          { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-          { key: "rate_in", title: "in", number: true, show: (/** @type {any} */ one) => perSecond(one.rate_in) || "0" },
-          { key: "rate_out", title: "out", number: true, show: (/** @type {any} */ one) => perSecond(one.rate_out) || "0" },
-        ]} /><//>
+        <${Table} name="Top talkers" id="number" rows=${now.talkers} empty="Nobody is connected." columns=${columns(
+          ["id", "client", (one) => html`<${T} v=${one.id || one.peer} />`, "t"],
+          BY_DIALECT,
+          ["rate_in", "in", (one) => perSecond(one.rate_in) || "0", "n"],
+          ["rate_out", "out", (one) => perSecond(one.rate_out) || "0", "n"],
+        )} /><//>
       <${Card} title="Longest queues" aside=${html`<a href=${to("queues")}>all ${now.queue_count}</a>`}>
         <${Queues} rows=${now.queues} /><//>
       <${Card} title="Clients by dialect">
-        <${Table} name="Clients by dialect" sort="-count" rows=${Object.entries(now.sessions).map(([dialect, sum]) => ({ dialect, count: sum, ...(now.rates[dialect] ?? {}) }))} columns=${[
-          { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-          { key: "count", title: "clients", number: true },
-          { key: "received", title: "in", number: true, show: (/** @type {any} */ one) => perSecond(one.received) || "0" },
-          { key: "delivered", title: "out", number: true, show: (/** @type {any} */ one) => perSecond(one.delivered) || "0" },
-        ]} /><//>
+        <${Table} name="Clients by dialect" sort="-count" rows=${Object.entries(now.sessions).map(([dialect, sum]) => ({ dialect, count: sum, ...(now.rates[dialect] ?? {}) }))} columns=${columns(
+          BY_DIALECT,
+          ["count", "clients", null, "n"],
+          ["received", "in", (one) => perSecond(one.received) || "0", "n"],
+          ["delivered", "out", (one) => perSecond(one.delivered) || "0", "n"],
+        )} /><//>
       <${Card} title="Latest events" aside=${html`<a href=${to("trouble")}>all</a>`}>
         ${now.events.length ? [...now.events].reverse().map((one) => html`<p><span class="soft">${when(one.time)}</span> <strong>${one.event.replaceAll("_", " ")}</strong> <${T} v=${one.text} /></p>`) : html`<p class="soft">None so far.</p>`}<//>
     </div>`;
@@ -139,12 +139,12 @@ function useRates(span, now) {
 
 /** @param {{rows: any[]}} props */
 function Queues({ rows }) {
-  return html`<${Table} name="Longest queues" rows=${rows} id=${(/** @type {any} */ one) => one.name} empty="There are no queues." columns=${[
-    { key: "name", title: "queue", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("queues", { name: one.name })}><${T} v=${one.name} /></a>` },
-    { key: "messages", title: "messages", number: true, show: (/** @type {any} */ one) => count(one.messages) },
-    { key: "consumers", title: "consumers", number: true },
-    { key: "age", title: "age", number: true, show: (/** @type {any} */ one) => (one.age ? duration(one.age) : "–") },
-  ]} />`;
+  return html`<${Table} name="Longest queues" rows=${rows} id="name" empty="There are no queues." columns=${columns(
+    ["name", "queue", (one) => html`<a href=${to("queues", { name: one.name })}><${T} v=${one.name} /></a>`, "t"],
+    ["messages", "messages", (one) => count(one.messages), "n"],
+    ["consumers", "consumers", null, "n"],
+    ["age", "age", (one) => (one.age ? duration(one.age) : "–"), "n"],
+  )} />`;
 }
 
 /** @param {{queues: any[]}} props */

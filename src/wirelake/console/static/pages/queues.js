@@ -1,7 +1,7 @@
 // Queues: depth and age, what is in them, and all that operators do to them.
 
 import { ask, attempt, bytes, count, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
-import { Card, Chart, Confirm, Dialect, Message, T, Table, Tile } from "../parts.js";
+import { BY_DIALECT, Card, Chart, Confirm, Message, T, Table, Tile, columns } from "../parts.js";
 
 const SETTINGS = /** @type {[string, string, string][]} */ ([
   ["ack_timeout", "Acknowledge within, s", "number"],
@@ -23,16 +23,16 @@ export default function Queues({ session, query }) {
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
     ${make && html`<${Card} title="New queue"><${Settings} queue=${null} onDone=${(/** @type {string} */ made) => { setMake(false); location.hash = to("queues", { name: made }); }} /><//><br />`}
     <div class="cards">
-      <${Card} title="All queues" wide=${true} aside=${figures ? `${figures.queues?.count ?? 0}` : ""}>
-        <${Table} name="Queues" sort="-messages" rows=${rows} selected=${name} id=${(/** @type {any} */ one) => one.name} onPick=${(/** @type {any} */ one) => (location.hash = to("queues", { name: one.name }))}
-          empty=${figures ? "There are no queues that this token may consume." : "Loading."} columns=${[
-            { key: "name", title: "queue", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("queues", { name: one.name })}><${T} v=${one.name} /></a>` },
-            { key: "mode", title: "mode" },
+      <${Card} title="All queues" wide aside=${figures ? `${figures.queues?.count ?? 0}` : ""}>
+        <${Table} name="Queues" sort="-messages" rows=${rows} selected=${name} id="name" onPick=${(/** @type {any} */ one) => (location.hash = to("queues", { name: one.name }))}
+          empty=${figures ? "There are no queues that this token may consume." : "Loading."} columns=${columns(
+            ["name", "queue", (one) => html`<a href=${to("queues", { name: one.name })}><${T} v=${one.name} /></a>`, "t"],
+            ["mode", "mode"],
             ...["messages", "ready", "held", "delayed"].map((key) => ({ key, title: key, number: true, show: (/** @type {any} */ one) => count(one[key]) })),
-            { key: "bytes", title: "bytes", number: true, show: (/** @type {any} */ one) => bytes(one.bytes) },
-            { key: "consumers", title: "consumers", number: true },
-            { key: "age", title: "age", number: true, show: (/** @type {any} */ one) => (one.age ? duration(one.age) : "–") },
-          ]} /><//>
+            ["bytes", "bytes", (one) => bytes(one.bytes), "n"],
+            ["consumers", "consumers", null, "n"],
+            ["age", "age", (one) => (one.age ? duration(one.age) : "–"), "n"],
+          )} /><//>
       ${name && (chosen ? html`<${Queue} key=${name} queue=${chosen} session=${session} />` : figures && html`<${Card} title=${"Queue"}><p>There is no queue <${T} v=${name} />.</p><//>`)}
     </div>`;
 }
@@ -72,28 +72,28 @@ function Queue({ queue, session }) {
   });
   const chosen = [...picked];
   return html`
-    <${Card} title=${queue.name} wide=${true} aside=${isDead ? html`dead letters of <a href=${to("queues", { name: home })}><${T} v=${home} /></a>` : html`<a href=${to("log", { filter: queue.name })}>in the log</a>`}>
+    <${Card} title=${queue.name} wide aside=${isDead ? html`dead letters of <a href=${to("queues", { name: home })}><${T} v=${home} /></a>` : html`<a href=${to("log", { filter: queue.name })}>in the log</a>`}>
       <div class="tiles"><${Tile} name="messages" value=${count(queue.messages)} /><${Tile} name="ready" value=${count(queue.ready)} /><${Tile} name="held" value=${count(queue.held)} />
         <${Tile} name="consumers" value=${queue.consumers} /><${Tile} name="oldest" value=${queue.age ? duration(queue.age) : "–"} /></div>
       ${times.length ? html`<div class="pair"><div><h3>Messages in the last hour</h3><${Chart} height=${120} times=${times} series=${[{ name: "messages", colour: "accent", values: depths.value.messages }]} label="Messages in the queue" /></div>
         <div><h3>Age of the next message, s</h3><${Chart} height=${120} times=${times} series=${[{ name: "age", colour: "warn", values: depths.value.age }]} label="Age in seconds" /></div></div>` : html`<p class="soft">Depth and age are drawn after ten seconds.</p>`}<//>
     <${Card} title="What comes next" aside=${html`not taken by looking <button data-key="r" title="r" onClick=${peek.reload}>Refresh</button>`}>
       ${peek.error && html`<p class="bad">${peek.error}</p>`}
-      <${Table} name="Messages" rows=${messages} id=${(/** @type {any} */ one) => one.sequence} onPick=${setShown} selected=${shown?.sequence} empty="Nothing is ready." columns=${[
+      <${Table} name="Messages" rows=${messages} id="sequence" onPick=${setShown} selected=${shown?.sequence} empty="Nothing is ready." columns=${columns(
         ...(session.admin ? [{ key: "pick", title: "", name: "chosen", show: (/** @type {any} */ one) => html`<input type="checkbox" aria-label=${`Choose message ${one.sequence}`} checked=${picked.has(one.sequence)}
             onClick=${(/** @type {Event} */ e) => e.stopPropagation()} onChange=${() => { const next = new Set(picked); next.delete(one.sequence) || next.add(one.sequence); setPicked(next); }} />` }] : []),
-        { key: "sequence", title: "number", number: true },
-        { key: "attempts", title: "attempts", number: true },
+        ["sequence", "number", null, "n"],
+        ["attempts", "attempts", null, "n"],
         ...(isDead ? [{ key: "reason", title: "reason", show: (/** @type {any} */ one) => html`<${T} v=${one.headers?.["dead.reason"]} />` }] : []),
-        { key: "payload", title: "payload", wide: true, show: (/** @type {any} */ one) => html`<span class="mono"><${T} v=${(one.payload ?? one.base64 ?? "").slice(0, 120)} /></span>` },
-      ]} />
+        ["payload", "payload", (one) => html`<span class="mono"><${T} v=${(one.payload ?? one.base64 ?? "").slice(0, 120)} /></span>`, "t"],
+      )} />
       ${messages.length >= most && most < 1000 && html`<button onClick=${() => setMost(Math.min(1000, most * 5))}>More</button>`}<//>
     ${shown && html`<${Card} title="Message"><${Message} message=${{ ...shown, address: queue.name }} /><//>`}
-    ${consumers.value && html`<${Card} title="Consumers" aside=${`${consumers.value.count}`}><${Table} name="Consumers" rows=${consumers.value.who} id=${(/** @type {any} */ one) => one.number} empty="Nobody consumes it." columns=${[
-      { key: "id", title: "client", wide: true, show: (/** @type {any} */ one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>` },
-      { key: "dialect", title: "dialect", show: (/** @type {any} */ one) => html`<${Dialect} of=${one.dialect} />` },
-      { key: "delivered", title: "delivered", number: true, show: (/** @type {any} */ one) => count(one.delivered) },
-    ]} /><//>`}
+    ${consumers.value && html`<${Card} title="Consumers" aside=${`${consumers.value.count}`}><${Table} name="Consumers" rows=${consumers.value.who} id="number" empty="Nobody consumes it." columns=${columns(
+      ["id", "client", (one) => html`<a href=${to("connections", { search: one.id || one.peer })}><${T} v=${one.id || one.peer} /></a>`, "t"],
+      BY_DIALECT,
+      ["delivered", "delivered", (one) => count(one.delivered), "n"],
+    )} /><//>`}
     ${session.admin && html`<${Card} title="Do">
       ${isDead && html`<div class="row"><button class="main" disabled=${!queue.ready} onClick=${() => move("", [])}>Send all back to <${T} v=${home} /></button>
         <button disabled=${!chosen.length} onClick=${() => move("", chosen)}>Send ${chosen.length || "chosen"} back</button></div>`}

@@ -18,8 +18,8 @@ export default function Spark({ session }) {
   }
   return html`<div class="top"><h1>Spark</h1></div>
     ${(problem || part?.text) && html`<p class="bad" role="alert">${problem || part.text}</p>`}
-    <div class="cards"><${Card} title="Queries" wide=${true}>
-      <${Table} name="Queries" rows=${rows} id=${(/** @type {any} */ one) => one.query} empty=${part ? "No query has told how far it has read." : "Loading."} columns=${[
+    <div class="cards"><${Card} title="Queries" wide>
+      <${Table} name="Queries" rows=${rows} id="query" empty=${part ? "No query has told how far it has read." : "Loading."} columns=${[
         { key: "query", title: "query", wide: true },
         { key: "lag", title: "rows behind", number: true, show: (/** @type {any} */ one) => html`<span class=${one.lag > 1e6 ? "warn" : ""}>${count(one.lag)}</span>` },
         { key: "lags", title: "by partition", show: (/** @type {any} */ one) => Object.entries(one.lags).map(([partition, lag]) => `${partition}: ${count(lag)}`).join(", ") },

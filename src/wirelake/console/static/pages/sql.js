@@ -29,14 +29,14 @@ export default function Sql() {
   const lake = `wirelake lake sql "${sql.replace(/\bFROM\s+log\b/gi, "FROM messages").replaceAll('"', '\\"')}"`;
   const csv = () => [told.columns, ...told.rows].map((row) => row.map((/** @type {any} */ cell) => `"${String(cell ?? "").replaceAll('"', '""')}"`).join(",")).join("\r\n");
   return html`<div class="top"><h1>SQL</h1><p class="soft">DuckDB over the table <code>log</code>: the latest 200 000 rows of each partition.</p></div>
-    <div class="cards"><${Card} title="Statement" wide=${true} aside=${html`<span class="row">${EXAMPLES.map(([name, text]) => html`<button onClick=${() => setSql(text)}>${name}</button>`)}</span>`}>
+    <div class="cards"><${Card} title="Statement" wide aside=${html`<span class="row">${EXAMPLES.map(([name, text]) => html`<button onClick=${() => setSql(text)}>${name}</button>`)}</span>`}>
       <form onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); run(); }}>
         <textarea rows="6" aria-label="SQL" spellcheck=${false} value=${sql} onInput=${(/** @type {any} */ e) => setSql(e.target.value)} onKeyDown=${(/** @type {KeyboardEvent} */ e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) run(); }}></textarea>
         <div class="row"><button class="main" disabled=${busy}>${busy ? "Running" : "Run"}</button><span class="soft">Ctrl+Enter</span>
           <select aria-label="Hours" value=${hours} onChange=${(/** @type {any} */ e) => setHours(Number(e.target.value))}>${[1, 6, 24, 168].map((one) => html`<option value=${one}>last ${one} h</option>`)}</select></div></form>
       ${error && html`<p class="bad" role="alert"><${T} v=${error} /></p>`}
       <details><summary>The same on the lake, with Spark</summary><pre tabindex="0">${lake}</pre><${Copy} text=${lake} /></details><//>
-      ${told && html`<${Card} title="Result" wide=${true} aside=${html`${told.rows.length} rows of ${told.of.toLocaleString("en")} read${told.more ? ", and more" : ""} <button onClick=${() => save("result.csv", csv(), "text/csv")}>CSV</button>`}>
+      ${told && html`<${Card} title="Result" wide aside=${html`${told.rows.length} rows of ${told.of.toLocaleString("en")} read${told.more ? ", and more" : ""} <button onClick=${() => save("result.csv", csv(), "text/csv")}>CSV</button>`}>
         <${Table} key=${told.columns.join()} name="Result" rows=${rows} most=${1000} empty="No rows." columns=${told.columns.map((/** @type {string} */ title, /** @type {number} */ at) => ({ key: `c${at}`, title, number: typeof told.rows[0]?.[at] === "number" }))} /><//>`}
     </div>`;
 }

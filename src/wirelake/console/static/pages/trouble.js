@@ -18,9 +18,9 @@ export default function Trouble() {
   const errors = told.errors ?? [];
   return html`<div class="top"><h1>Trouble</h1><p>${figures.overview.trouble ? html`<strong class="bad">${figures.overview.trouble}</strong>` : html`<span class="good">Writing works.</span>`}</p></div>
     <div class="cards">
-      <${Card} title="Events" wide=${true} aside="the latest hundred">${told.events.length ? [...told.events].reverse().map((one) => html`<div class="event"><span class="soft">${when(one.time)}</span>
+      <${Card} title="Events" wide aside="the latest hundred">${told.events.length ? [...told.events].reverse().map((one) => html`<div class="event"><span class="soft">${when(one.time)}</span>
         <span>${PLACES[one.event] ? html`<a href=${to(PLACES[one.event])}>${one.event.replaceAll("_", " ")}</a>` : html`<strong>${one.event.replaceAll("_", " ")}</strong>`}</span><span><${T} v=${one.who} />: <${T} v=${one.text} /></span></div>`) : html`<p class="soft">Nothing happened that operators should know of.</p>`}<//>
-      <${Card} title="Protocol errors" wide=${true} aside="the latest fifty, with the bytes around the fault">${errors.length ? [...errors].reverse().map((/** @type {any} */ one) => html`<div class="event"><span class="soft">${when(one.time)}</span><span><${T} v=${one.dialect} /></span>
+      <${Card} title="Protocol errors" wide aside="the latest fifty, with the bytes around the fault">${errors.length ? [...errors].reverse().map((/** @type {any} */ one) => html`<div class="event"><span class="soft">${when(one.time)}</span><span><${T} v=${one.dialect} /></span>
         <span><${T} v=${one.peer} />: byte ${one.offset}: <${T} v=${one.reason} />${one.hex && html`<br /><a class="mono" href=${to("inspector", { hex: one.hex })}><${T} v=${one.hex} /></a>`}</span></div>`) : html`<p class="soft">Nobody broke the grammar of their dialect.</p>`}<//>
       <${Card} title="Refused, by reason"><${Bars} rows=${reasons("refused")} /><//>
       <${Card} title="Not delivered, by reason"><${Bars} rows=${reasons("dropped")} /><//>
