@@ -12,7 +12,7 @@ import pytest
 from tests.broker.desk import Client, Desk
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
-from wirelake.dialects.codec import scanner
+from wirelake.dialects.codec import encoder, scanner
 from wirelake.dialects.mqtt.codes import Packet, Reason
 from wirelake.errors import ProtocolError
 from wirelake.journal.engine import Engine
@@ -741,3 +741,15 @@ def test_only_the_name_of_a_group_makes_a_filter_longer_than_an_address(
     else:
         with pytest.raises(ProtocolError, match=f"a filter of {len(filter)} bytes; at most 255"):
             read.scan(packet, table)
+
+
+@pytest.mark.parametrize("dialect", ["mqtt-3.1.1", "mqtt-5"])
+def test_a_client_id_with_a_zero_has_no_form(dialect: str) -> None:
+    """Another dialect can say it; MQTT has no U+0000 in strings."""
+    table, writer = FrameTable(), encoder(dialect)
+    table.fill([Message(op=Op.HANDSHAKE, source="a\0b"), Message(op=Op.HANDSHAKE, source="ab")])
+    frames = writer.encode(table)
+    assert writer.skipped == {"id": 1}
+    read = FrameTable()
+    assert scanner(dialect).scan(frames, read) == len(frames)
+    assert [message.source for message in read.messages()] == ["ab"]

@@ -466,7 +466,7 @@ class MqttEncoder(Encoder):
             user = ""
         flags |= (0x80 if user is not None else 0) | (0x40 if password is not None else 0)
         texts = (client_id, topic, payload, (user or "").encode(), password or b"")
-        if max(map(len, texts)) > 0xFFFF:
+        if max(map(len, texts)) > 0xFFFF or 0 in client_id or "\0" in (user or ""):
             return _SKIP_ID
         body.put_bytes(b"\0\x04MQTT\x05" if self.five else b"\0\x04MQTT\x04")
         body.put_uint8(flags)
