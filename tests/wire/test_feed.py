@@ -75,7 +75,7 @@ def test_too_little_to_tell_is_an_error_at_the_end() -> None:
     assert list(Feed().finish()) == []
 
 
-@pytest.mark.parametrize(("together", "rows"), [(False, 4), (True, 64)])
+@pytest.mark.parametrize(("together", "rows"), [(False, 4), (True, 1 + 3 * 16)])
 @pytest.mark.parametrize("op", [Op.ENQUEUE, Op.ACK])
 def test_rows_that_are_done_together_are_read_in_larger_steps(
     op: Op, together: bool, rows: int
@@ -88,8 +88,17 @@ def test_rows_that_are_done_together_are_read_in_larger_steps(
     assert (table.count, scan.again) == (rows, True)
 
 
-def test_other_rows_are_read_in_small_steps_all_the_same() -> None:
-    data = write([Message("q", op=Op.PING)] * 100, "kobold-3")
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [Message("q", op=Op.PING)],
+        [Message(f"q{k}", id="1", op=Op.ENQUEUE) for k in range(10)],
+        [Message("q", id="1", op=Op.ENQUEUE), Message("q", id="1", op=Op.ACK)],
+    ],
+    ids=["pings", "other queues", "other ops"],
+)
+def test_other_rows_are_read_in_small_steps_all_the_same(messages: list[Message]) -> None:
+    data = write(messages * 100, "kobold-3")
     scan = scanner("kobold-3")
     scan.most_others, scan.together = 4, True
     table = FrameTable()

@@ -23,10 +23,10 @@ from wirelake.errors import ProtocolError
 from wirelake.message import Limits, Op
 
 if cython.compiled:
-    from cython.cimports.wirelake.wire.octets import Octets
+    from cython.cimports.wirelake.wire.octets import Octets, equal
     from cython.cimports.wirelake.wire.table import FrameTable
 else:
-    from wirelake.wire.octets import Octets
+    from wirelake.wire.octets import Octets, equal
     from wirelake.wire.table import FrameTable
 
 _PUBLISH = cython.declare(cython.int, Op.PUBLISH)
@@ -57,8 +57,8 @@ class Scanner:
         # A scan ends behind this many rows that are no publishes, or one whose answer may be long;
         # 0: it does not.
         self.most_others = 0
-        # Rows that put into queues or acknowledge count a sixteenth of another, as their session
-        # does them together.
+        # Rows that put into a queue or acknowledge, like the row before them, count a sixteenth of
+        # another, as their session does them together.
         self.together = False
         self.ended = False
         self.midway = False
@@ -106,7 +106,7 @@ class Scanner:
                 rows = table.count
                 side = table.side.size
                 if rows and table.op[rows - 1] != _PUBLISH:
-                    others += 1 if self.together and (_TOGETHER >> table.op[rows - 1]) & 1 else 16
+                    others += 1 if self.together and _is_like(table, rows - 1) else 16
                     if self.most_others and (
                         others >= 16 * self.most_others or (_LONG >> table.op[rows - 1]) & 1
                     ):
@@ -181,6 +181,21 @@ class Scanner:
     def error(self, at: int, reason: str, answer: bytes = b"") -> ProtocolError:
         """The error for a fault at byte `at` of the current buffer."""
         return ProtocolError(self.dialect, self.offset + at, reason, answer)
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _is_like(table: FrameTable, row: cython.Py_ssize_t) -> cython.bint:
+    """Does a row put into, or acknowledge of, the queue that the row before it names?"""
+    p: cython.p_const_uchar = table.address_p
+    at: cython.Py_ssize_t = table.address_at[row]
+    before: cython.Py_ssize_t
+    if row == 0 or not (_TOGETHER >> table.op[row]) & 1 or table.op[row - 1] != table.op[row]:
+        return False
+    before = table.address_at[row - 1]
+    if at < 0 or before < 0 or table.address_len[row] != table.address_len[row - 1]:
+        return False
+    return equal(p, at, p, before, table.address_len[row])
 
 
 @cython.cclass
