@@ -38,7 +38,7 @@ ANSWER = 512
 #: A session does this much work (see `Vitals.work`) before it gives way to others, about 3 ms.
 WORK = 200
 #: Rows that are no publishes and that are read at once.
-STEPS = 64
+STEPS = 32
 #: Bytes that a new session scans at once; more where that is little work, less where it is much.
 APPETITE = 16 << 10
 LEAST_APPETITE = 512
