@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("wirelake")
 
-#: New objects after which the garbage collector runs; at five times as many, it looks at older ones.
+#: New objects after which the garbage collector runs; after five runs it looks at older ones, too.
 #: A look at 50,000 objects takes some milliseconds, for which nobody else is served.
 YOUNG = 10_000
 
