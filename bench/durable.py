@@ -16,6 +16,8 @@ durability. JetStream as it is answers before.
 
 Beside them, with one publisher and one subscriber:
 
+- published and heard, beside one that waits: one publisher and one subscriber at full speed, with a
+  log, beside a client that publishes 100 times a second and waits for each answer;
 - captured bytes: what the log's files grew by while it captured, beside plain sequential writes;
 - published and heard: at full speed, with a log and without (`--no-capture`);
 - paced: at half of the rate at which the broker has just captured, with and without a log: the
@@ -70,11 +72,14 @@ CASES: dict[str, tuple[Callable[[Keeper], Callable[[int], list[Say]]], int]] = {
 CAPTURED, CAPTURED_BYTES = "captured publishes", "captured bytes"
 PACED, PACED_CPU = "paced publisher, share of its pace", "paced publisher, the broker's CPU"
 LOADS = {"one topic": Load(1, len(PAYLOAD)), "1000 topics": Load(1000, len(PAYLOAD))}
+BESIDE, WITHOUT_IT = "published and heard, beside one that waits", "without it"
 FSYNCS = "fsyncs"
 #: The unit of a case, where it is not turns a second.
 UNITS = {CAPTURED_BYTES: "bytes/s", PACED: "share", PACED_CPU: "s a million"}
 #: A paced publisher runs for so many measurements' time, or processor time would be too coarse.
 PACED_TIMES = 4
+#: A client that waits for each of its publishes sends about so many of them a second.
+WAITING_PACE = 100.0
 
 Figures = dict[str, dict[str, list[float]]]
 
@@ -134,6 +139,9 @@ def measure(
                 for one in pair:
                     rate = publish_rate(one.driver, one.driver, load, 1, seconds)
                     _add(figures, f"published and heard, {shape}", one.name, rate)
+            for waits in (True, False) if number % 2 else (False, True):
+                rate = rate_beside(ours, PACED_TIMES * seconds, waits=waits)
+                _add(figures, BESIDE, ours.name if waits else WITHOUT_IT, rate)
             sent, taken = ours.captured(seconds)
             paces.append(sent / taken / 2)
             for one in pair:
@@ -156,6 +164,32 @@ def measure(
 
 def _add(figures: Figures, case: str, name: str, figure: float) -> None:
     figures.setdefault(case, {}).setdefault(name, []).append(figure)
+
+
+def rate_beside(one: Wirelake, seconds: float, *, waits: bool) -> float:
+    """Messages a second that are captured and heard, beside a client that waits for the disk.
+
+    That client is slow enough to take no processor time worth counting: what it costs the others is
+    that the broker commits for it.
+    """
+    with ExitStack() as stack:
+        if waits:
+            told(stack.enter_context(beside(_wait_for_each, one)))
+        return publish_rate(one.driver, one.driver, LOADS["one topic"], 1, seconds)
+
+
+def _wait_for_each(pipe: Connection, one: Wirelake) -> None:
+    """A client that publishes at a slow pace, each time when the one before is durable."""
+    (publish,) = one.publish(MANY)
+    with closing(one.connect(MANY)) as connection:
+        connection.settimeout(SILENCE)
+        one.ask(connection, publish(0, b""))
+        pipe.send(0.0)
+        number = 0
+        while True:
+            number += 1
+            one.ask(connection, publish(number, b""))
+            time.sleep(1 / WAITING_PACE)
 
 
 def paced(one: Wirelake, pace: float, seconds: float) -> tuple[float, float]:

@@ -68,6 +68,8 @@ GOALS = (
          text="publishes without an answer, until all are on the disk"),
     Goal("durable", "captured bytes", 0.5, "the disk",
          text="bytes that the log writes to its files, beside plain sequential writes"),
+    Goal("durable", "published and heard, beside one that waits", 0.95, "without it",
+         text="a stream keeps its rate beside a client that waits for the disk each time"),
     Goal("durable", "paced publisher, share of its pace", 0.7, WITHOUT_CAPTURE,
          text="below the disk's rate, capture costs a publisher at most 30 %"),
     Goal("mqtt", "QoS 0, *", 5, MOSQUITTO, text="one publisher, one subscriber, QoS 0"),

@@ -37,7 +37,7 @@ def test_the_kill_run_tells_what_it_found(tmp_path: Path) -> None:
 def test_the_durable_benchmark_measures_everything(tmp_path: Path) -> None:
     arguments = ("--seconds", "0.05", "--rounds", "1")
     figures = run("bench.durable", tmp_path / "durable.json", *arguments)["figures"]
-    assert len(figures) == 12
+    assert len(figures) == 13
     assert all("Wirelake" in found for found in figures.values())
     assert figures["captured publishes"]["Wirelake"] > 0
     # A row of the log has its payload, and more.
