@@ -273,6 +273,32 @@ def test_what_waits_for_room_expires(desk: Desk) -> None:
         assert [(m.payload, m.ttl) for m in came] == [(payload, ttl)]
 
 
+def test_a_request_of_qos_2_that_is_sent_again_is_asked_once(desk: Desk) -> None:
+    service, client = Device(desk, name="service"), Device(desk, name="client")
+    service.join("$serve/echo")
+    for _ in range(2):
+        client.tell("echo", b"?", 2, ticket=5, response="to/me")
+    assert answers(client.take()) == [(Packet.PUBREC, 5, b"")] * 2
+    (asked,) = service.take()
+    for _ in range(2):
+        service.tell(asked.headers["mqtt.response"], b"!", 2, ticket=6)
+    assert answers(service.take()) == [(Packet.PUBREC, 6, b"")] * 2
+    assert publishes(client.take()) == [("to/me", b"!", "0")]
+
+
+@pytest.mark.parametrize("said", [{"retain": "1"}, {"response": "to/me"}])
+def test_the_receive_maximum_holds_for_every_kind_of_publish(
+    desk: Desk, said: dict[str, str]
+) -> None:
+    device = Device(desk)
+    for ticket in range(1, 1001):
+        device.tell("a", b"x", 2, ticket=ticket, **said)
+    assert device.is_open
+    device.take()
+    device.tell("a", b"x", 2, ticket=1001, **said)
+    assert reasons(device) == [Reason.TOO_MANY]
+
+
 # Sessions
 
 

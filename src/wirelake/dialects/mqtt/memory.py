@@ -863,7 +863,8 @@ class Conversation:
 
     def has_sent(self, identifiers: list[int]) -> bool:
         """Return whether messages with all of these identifiers were sent and are not done."""
-        return all(one in self.in_flight or one in self.released for one in identifiers)
+        unknown = set(identifiers) - self.in_flight.keys()
+        return not unknown or unknown <= self.released.keys()
 
     def release(self, identifiers: list[int]) -> None:
         """The client has messages of QoS 2; once that is durable it may forget their identifiers.

@@ -126,24 +126,37 @@ class MqttSession(Session):
             fresh = set(numbers)
             is_new = known.isdisjoint(fresh)
             count = len(known) + len(fresh) if is_new else len(known | fresh)
-            if self._is_five and count > RECEIVE_MAXIMUM:
-                self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+            if not self._may_have(count):
                 return
             if is_new and len(fresh) == len(numbers):
                 talk.receive(numbers, [table.address(row) for row in rows] if talk.is_kept else ())
                 super().publish(table, start, end, now)
                 return
         for row in range(start, end):
-            self._publish_one(table, row, now)
+            if self._is_first(table, row):
+                self._publish_one(table, row, now)
+
+    def _may_have(self, count: int) -> bool:
+        """Return whether a client may have so many of QoS 2 under way; else end the connection."""
+        if self._is_five and count > RECEIVE_MAXIMUM:
+            self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+        return not self.closed
+
+    def _is_first(self, table: FrameTable, row: int) -> bool:
+        """Return whether a row is to be done, rather than sent again with QoS 2; note that it is."""
+        talk = self._talk
+        if talk is None:  # a row before this one ended the connection
+            return False
+        if table.flags[row] & ONCE:
+            if table.ticket[row] in talk.received:
+                self.accept_rows(table, array("i", [row]), kept=True)
+                return False
+            if not self._may_have(len(talk.received) + 1):
+                return False
+            talk.receive([table.ticket[row]], [table.address(row)])
+        return True
 
     def _publish_one(self, table: FrameTable, row: int, now: float) -> None:
-        talk = self._talk
-        assert talk is not None
-        if table.flags[row] & ONCE:
-            if table.ticket[row] in talk.received:  # it is sent again
-                self.accept_rows(table, array("i", [row]), kept=True)
-                return
-            talk.receive([table.ticket[row]], [table.address(row)])
         if table.flags[row] & RETAIN:
             self.node.vitals.work += 2
             self._home.publish(self, table, row, now)
@@ -153,6 +166,8 @@ class MqttSession(Session):
     def _publish_each(self, table: FrameTable, start: int, end: int, now: float) -> None:
         """Publish rows among which requests and replies may be."""
         for row in range(start, end):
+            if not self._is_first(table, row):
+                continue
             address = table.address(row).decode()
             response = table.headers(row)["mqtt.response"] if table.flags[row] & ASKS else ""
             if "+" in response or "#" in response:
