@@ -23,6 +23,14 @@ def test_our_own_dialects_conform(name: str) -> None:
     assert check_dialect(name, SOME, tries=100) == []
 
 
+@pytest.mark.parametrize("name", ["mqtt-3.1.1", "mqtt-5"])
+def test_mqtt_conforms_behind_its_connect(name: str) -> None:
+    headers = {"mqtt.clean": "1", "mqtt.keepalive": "60"}
+    connect = Message(op=Op.HANDSHAKE, source="device", headers=headers)
+    others = [Message("house/#", op=Op.SUBSCRIBE, ticket=1), Message(op=Op.PING)]
+    assert check_dialect(name, [connect, *SOME, *others], tries=100) == []
+
+
 def test_described_dialects_and_presets_conform() -> None:
     assert check_dialect(dialect(METER), SOME) == []
     assert check_dialect(dialect(SENSOR), [Message("plant/1/2", b"x"), Message("plant/0/9")]) == []

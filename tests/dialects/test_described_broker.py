@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.dialects.test_described import written
 from wirelake.config import read_settings
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import clashes, detect
+from wirelake.dialects.framed.description import PRESETS, dialect_of, parse_description
 from wirelake.errors import ConfigError, ProtocolError, RefusedError
 from wirelake.http import inspection
 from wirelake.message import Message, Op, Parameters
@@ -278,6 +280,28 @@ def test_a_silent_connection_gets_what_the_description_subscribes_to() -> None:
             time.sleep(0.01)
         client.publish("screen/top", b"hello", ack=True)
         assert wire.recv(100) == b" hello\n"
+
+
+@pytest.mark.skipif(shutil.which("logger") is None, reason="no logger(1)")
+@pytest.mark.parametrize("form", ["--rfc5424", "--rfc3164"])
+@pytest.mark.parametrize("framing", ["syslog-octets", "syslog-lines"])
+def test_logger_speaks_syslog_in_both_framings(framing: str, form: str) -> None:
+    counted = ["--octet-count"] * (framing == "syslog-octets")
+    preset = dialect_of(parse_description(PRESETS[framing].read_text(encoding="utf-8")))
+    with (
+        DIALECTS.also(preset),
+        Broker(listen=(f"{framing}://127.0.0.1:0", "auto://127.0.0.1:0")) as broker,
+        wirelake.connect_sync(broker.url("kobold-3")) as client,
+        client.subscribe("syslog") as messages,
+    ):
+        port = broker.listeners[0].port
+        where = ["--tcp", "--server", "127.0.0.1", "--port", str(port)]
+        said = ["--priority", "local3.warning", "--tag", "plant", "the pump stands still"]
+        subprocess.run(["logger", *where, *counted, form, *said], check=True, timeout=60)
+        message = next(iter(messages))
+    assert message.headers["pri"] == "156"  # facility 19, severity 4
+    assert message.payload.startswith(b"<156>")
+    assert message.payload.endswith(b"the pump stands still")
 
 
 def test_a_device_over_a_socket_gets_its_answer_when_the_message_is_durable(

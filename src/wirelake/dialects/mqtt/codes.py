@@ -96,6 +96,7 @@ class Reason(IntEnum):
     BAD_TOPIC = 0x90
     NO_SUCH_PACKET = 0x92
     TOO_MANY = 0x93
+    BAD_ALIAS = 0x94
     TOO_LARGE = 0x95
     QUOTA = 0x97
     NO_SHARED_SUBSCRIPTIONS = 0x9E

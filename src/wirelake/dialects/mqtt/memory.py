@@ -29,12 +29,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import count as count_from
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from wirelake.address import check_filter
+from wirelake.address import check_filter, has_wildcard
 from wirelake.broker.endpoint import Endpoint, Policy
 from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
@@ -333,11 +334,13 @@ class Conversation:
         self.will_at = 0.0  # when a will that waits is published
         self.will_rights: Rights | None = None
         self._identifier = 1
-        self._waiting: deque[bytes | memoryview] = deque()  # of a conversation that is not kept
+        # Of a conversation that is not kept: frames, and since when they wait.
+        self._waiting: deque[tuple[bytes | memoryview, float]] = deque()
         self.waiting_bytes = 0
         self._sequence = 1  # of the queue: the next one that is given out, …
         self._following = 1  # … and the next one that is sent
         self._promised = 1  # the next one that nobody has promised to send
+        self._untold = 1  # the next one that was not sent to any connection before this one
         self._asked = False  # to go on when what was put is durable
 
     # Subscriptions
@@ -456,6 +459,7 @@ class Conversation:
             connection.filters[filter] = None
             if wanted in topics.inboxes:
                 self._join(filter, receiver, now)
+        connection.wildcards = sum(has_wildcard(filter) for filter in self.filters)
 
     def resume(self) -> None:
         """Send again what was not acknowledged, then what waits."""
@@ -465,10 +469,11 @@ class Conversation:
             connection.write(b"\x62\x02" + identifier.to_bytes(2, "big"))
         if self.is_kept:
             self.in_flight.clear()
+            self._untold = max(self._untold, self._following)
             first = next(iter(self.home.node.engine.references(self.queue)), None)
             self._following = first.sequence if first is not None else self._sequence
             self._promised = self._sequence
-            self._go_on(again=True)
+            self._go_on()
 
     def detach(self, now: float) -> None:
         """The connection has ended."""
@@ -536,7 +541,7 @@ class Conversation:
         if kept.lasts != float("inf"):
             self.ends = kept.ends - node.vitals.epoch if kept.ends else now + kept.lasts
         node.engine.declare(QueueSettings(self.queue, dedup_window=0))
-        self._sequence = node.engine.next_sequence(self.queue)
+        self._sequence = self._untold = node.engine.next_sequence(self.queue)
         first = next(iter(node.engine.references(self.queue)), None)
         self._following = first.sequence if first is not None else self._sequence
         for filter, options in kept.filters.items():
@@ -646,7 +651,7 @@ class Conversation:
         """Keep publishes in memory until there is room; their senders wait for a full outbox."""
         if subscription:
             frames = personal(frames, 0, len(frames), subscription=subscription)[0]
-        self._waiting.append(bytes(frames))
+        self._waiting.append((bytes(frames), self.home.node.vitals.now))
         self.waiting_bytes += len(frames) + OVERHEAD
 
     def _send(
@@ -729,6 +734,9 @@ class Conversation:
         if self.connection is not connection or connection.closed or self._following != begin:
             self._go_on()
             return
+        if self.most_packet and max(packets.sizes(0)) > self.most_packet:
+            self._go_on()  # leaves out what is too large
+            return
         count = min(packets.count, self.room)
         if count:
             self._send_kept(packets.first(count), begin, count)
@@ -736,7 +744,12 @@ class Conversation:
     def _pass_on(self, frames: bytes, policy: Policy, sender: Endpoint | None) -> None:
         assert self.connection is not None
         dialect = self.connection.dialect
-        made = frames if dialect == FIVE else self.home.translated(frames, dialect, "0r")
+        made: bytes | memoryview = frames
+        if dialect != FIVE:
+            made = self.home.translated(frames, dialect, "0r")
+        elif self.most_packet:
+            made, _, _, left_out = personal(frames, 0, 0, most=self.most_packet)
+            self.home.node.vitals.count_dropped("too_large", left_out)
         self.connection.write(made, policy, sender)
 
     def _send_kept(
@@ -766,18 +779,19 @@ class Conversation:
             self.connection.write(made, policy, sender)
         self._following = begin
 
-    def _go_on(self, *, again: bool = False) -> None:
+    def _go_on(self) -> None:
         """Send what waits, as far as there is room."""
         if self.connection is None:
             return
         if not self.is_kept:
             while self._waiting and self.room:
-                frames = self._waiting.popleft()
+                frames, since = self._waiting.popleft()
                 self.waiting_bytes -= len(frames) + OVERHEAD
+                frames, since = self._unexpired(frames, since)
                 used = self._send(frames)
                 if used < len(frames):
                     rest = memoryview(frames)[used:]
-                    self._waiting.appendleft(rest)
+                    self._waiting.appendleft((rest, since))
                     self.waiting_bytes += len(rest) + OVERHEAD
                     if used == 0:
                         return
@@ -794,14 +808,30 @@ class Conversation:
                     engine.after(self._continue)
                 return
             self._following = first.sequence
-            if not self._send_stored(again=again):
+            if not self._send_stored():
                 return
 
     def _continue(self) -> None:
         self._asked = False
         self._go_on()
 
-    def _send_stored(self, *, again: bool) -> bool:
+    def _unexpired(
+        self, frames: bytes | memoryview, since: float
+    ) -> tuple[bytes | memoryview, float]:
+        """Return frames that have waited without those that expired, and from when they count."""
+        now = self.home.node.vitals.now
+        if now - since < 1 or self.connection is None or self.connection.dialect != FIVE:
+            return frames, since
+        view = memoryview(frames)
+        places = divide(view)
+        kept = [
+            self.home.aged(bytes(view[begin:end]), now - since) for begin, end in pairwise(places)
+        ]
+        if expired := kept.count(b""):
+            self.home.node.vitals.count_dropped("expired", expired)
+        return b"".join(kept), now
+
+    def _send_stored(self) -> bool:
         """Read messages of the queue and send them; return whether there were any."""
         node = self.home.node
         now = node.vitals.now + node.vitals.epoch
@@ -813,7 +843,7 @@ class Conversation:
                 sequence = begin + row
                 packet = self.home.aged(bytes(table.payload(row)), now - times[row] / 1e6)
                 if packet and (not self.most_packet or len(packet) <= self.most_packet):
-                    mark = AGAIN if again else 0
+                    mark = AGAIN if sequence < self._untold else 0
                     self._send_kept(packet, sequence, 1, mark=mark)
                 else:
                     node.vitals.count_dropped("expired" if not packet else "too_large")
@@ -830,6 +860,11 @@ class Conversation:
             if sequence:
                 self.home.node.engine.drop(self.queue, sequence)
         self._go_on()
+
+    def has_sent(self, identifiers: list[int]) -> bool:
+        """Return whether messages with all of these identifiers were sent and are not done."""
+        unknown = set(identifiers) - self.in_flight.keys()
+        return not unknown or unknown <= self.released.keys()
 
     def release(self, identifiers: list[int]) -> None:
         """The client has messages of QoS 2; once that is durable it may forget their identifiers.

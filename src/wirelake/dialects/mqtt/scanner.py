@@ -106,6 +106,14 @@ _USER = cython.declare(cython.int, 0x26)
 _RECEIVE_MAXIMUM = cython.declare(cython.int, 0x21)
 _MAXIMUM_PACKET = cython.declare(cython.int, 0x27)
 
+#: Reasons of faults that are more than malformed packets.
+_MALFORMED = cython.declare(cython.int, codes.Reason.MALFORMED)
+_WRONG = cython.declare(cython.int, codes.Reason.PROTOCOL_ERROR)
+_BAD_FILTER = cython.declare(cython.int, codes.Reason.BAD_FILTER)
+_BAD_TOPIC = cython.declare(cython.int, codes.Reason.BAD_TOPIC)
+_BAD_ALIAS = cython.declare(cython.int, codes.Reason.BAD_ALIAS)
+_TOO_LARGE = cython.declare(cython.int, codes.Reason.TOO_LARGE)
+
 #: One more than the highest number of a property.
 _PROPERTIES = cython.declare(cython.int, max(codes.PROPERTIES) + 1)
 
@@ -150,6 +158,8 @@ class MqttScanner(Scanner):
     most_aliases = cython.declare(cython.int, visibility="public")
     #: Identifiers may be 0, as in packets of a form that no receiver has numbered yet.
     allows_zero = cython.declare(cython.bint, visibility="public")
+    #: What is read comes from clients alone, so it has no identifiers of subscriptions.
+    hears_clients = cython.declare(cython.bint, visibility="public")
     aliases: dict[int, bytes]
     left: cython.Py_ssize_t  # bytes of filters that follow in a packet whose beginning was read
     kind: cython.int  # of that packet
@@ -161,6 +171,7 @@ class MqttScanner(Scanner):
         self.five = dialect == _FIVE
         self.most_aliases = MOST_ALIASES
         self.allows_zero = False
+        self.hears_clients = False
         self.aliases = {}
         self.left = 0
         self.kind = 0
@@ -244,7 +255,8 @@ class MqttScanner(Scanner):
         table.ticket[row] = 0
         n = self._text(p, body, stop)
         if n > self.max_address:
-            raise self.error(body, f"an address of {n} bytes; at most {self.max_address}")
+            reason = f"an address of {n} bytes; at most {self.max_address}"
+            raise self.fault(body, reason, _BAD_TOPIC)
         if n == 0 and not self.five:
             raise self.error(body, "an empty topic")
         table.address_at[row] = body + 2
@@ -288,7 +300,8 @@ class MqttScanner(Scanner):
                 return place - at
             n = (p[body] << 8) | p[body + 1]
             if n > self.max_address:
-                raise self.error(body, f"an address of {n} bytes; at most {self.max_address}")
+                reason = f"an address of {n} bytes; at most {self.max_address}"
+                raise self.fault(body, reason, _BAD_TOPIC)
             place += n + (2 if p[at] & 6 else 0)
             if self.five:
                 n = 0
@@ -303,8 +316,13 @@ class MqttScanner(Scanner):
                 place += n
             ahead = place - body
         if size - ahead > self.max_message:
-            raise self.error(at + 1, f"a length of {size - ahead}; at most {self.max_message}")
+            reason = f"a length of {size - ahead}; at most {self.max_message}"
+            raise self.fault(at + 1, reason, _TOO_LARGE)
         return 0
+
+    def fault(self, at: int, reason: str, code: int) -> ProtocolError:
+        """The error for a fault at byte `at`; MQTT 5 answers it with this reason code."""
+        return self.error(at, reason, bytes([_DISCONNECT << 4, 1, code]) if self.five else b"")
 
     # Pieces of packets
 
@@ -379,7 +397,8 @@ class MqttScanner(Scanner):
         if stop - at - width < size:
             raise self.error(at, f"{size} bytes of properties that go beyond their packet")
         if size > self.max_headers:
-            raise self.error(at, f"{size} bytes of properties; at most {self.max_headers}")
+            reason = f"{size} bytes of properties; at most {self.max_headers}"
+            raise self.fault(at, reason, _TOO_LARGE)
         return (width << 32) | (at + width + size)
 
     @cython.cfunc
@@ -407,22 +426,23 @@ class MqttScanner(Scanner):
         at += 1
         if kind == _OCTET:
             if stop - at < 1 or p[at] > 1:
-                raise self.error(at, f"a property {number:#x} that is neither 0 nor 1")
+                raise self.fault(at, f"a property {number:#x} that is neither 0 nor 1", _WRONG)
             return at + 1
         if kind in (_UINT16, _UINT32):
             if stop - at < (2 if kind == _UINT16 else 4):
                 raise self.error(at, f"a property {number:#x} that is cut off")
             if kind == _UINT16:
                 if number in (_RECEIVE_MAXIMUM, _ALIAS) and p[at] == 0 and p[at + 1] == 0:
-                    raise self.error(at, f"a property {number:#x} of 0")
+                    code: cython.int = _BAD_ALIAS if number == _ALIAS else _WRONG
+                    raise self.fault(at, f"a property {number:#x} of 0", code)
                 return at + 2
             if number == _MAXIMUM_PACKET and uint32(p, at) == 0:
-                raise self.error(at, f"a property {number:#x} of 0")
+                raise self.fault(at, f"a property {number:#x} of 0", _WRONG)
             return at + 4
         if kind == _VARINT:
             found: cython.longlong = self._varint(p, at, stop)
             if found & 0x7FFFFFFF == 0:
-                raise self.error(at, "a subscription identifier of 0")
+                raise self.fault(at, "a subscription identifier of 0", _WRONG)
             return at + (found >> 32)
         if kind == _BINARY:
             return at + 2 + self._octets(p, at, stop)
@@ -459,7 +479,7 @@ class MqttScanner(Scanner):
             following = self._property(p, at, end, _PUBLISH)
             if number not in (_USER, _SUBSCRIPTION):
                 if (seen >> number) & 1:
-                    raise self.error(at, f"a property {number:#x} that is there twice")
+                    raise self.fault(at, f"a property {number:#x} that is there twice", _WRONG)
                 seen |= cython.cast(cython.longlong, 1) << number
             if number == _FORMAT:
                 table.flags[row] |= _TEXT_FLAG if p[at + 1] else 0
@@ -472,6 +492,8 @@ class MqttScanner(Scanner):
             elif number == _RESPONSE:
                 table.flags[row] |= _ASKS
             elif number == _SUBSCRIPTION:
+                if self.hears_clients:
+                    raise self.fault(at, "a subscription identifier in a client's PUBLISH", _WRONG)
                 table.flags[row] |= _ALIASED  # a broker says it to a receiver: not to be passed on
             elif number == _ALIAS:
                 alias = (p[at + 1] << 8) | p[at + 2]
@@ -479,7 +501,7 @@ class MqttScanner(Scanner):
         if alias:
             self._alias(p, at, alias, table)
         elif table.address_len[row] == 0:
-            raise self.error(at, "an empty topic without an alias")
+            raise self.fault(at, "an empty topic without an alias", _WRONG)
         return end
 
     @cython.cfunc
@@ -494,14 +516,15 @@ class MqttScanner(Scanner):
         row: cython.Py_ssize_t = table.count
         n: cython.int = table.address_len[row]
         if alias > self.most_aliases:
-            raise self.error(at, f"a topic alias of {alias}; at most {self.most_aliases}")
+            reason = f"a topic alias of {alias}; at most {self.most_aliases}"
+            raise self.fault(at, reason, _BAD_ALIAS)
         table.flags[row] |= _ALIASED
         if n:
             self.aliases[alias] = bytes(p[table.address_at[row] : table.address_at[row] + n])
             return 0
         topic = self.aliases.get(alias)
         if topic is None:
-            raise self.error(at, f"a topic alias {alias} that stands for nothing")
+            raise self.fault(at, f"a topic alias {alias} that stands for nothing", _WRONG)
         table.address_at[row] = table.side_at()
         table.address_len[row] = len(topic)
         table.side.put_bytes(topic)
@@ -655,14 +678,15 @@ class MqttScanner(Scanner):
             table.blank(row)
         begin = table.side_at()
         if body == stop:
-            raise self.error(body, "a packet without a filter")
+            raise self.fault(body, "a packet without a filter", _WRONG)
         n = self._text(p, body, stop)
         if n == 0 and self.kind == _SUBSCRIBE:
             raise self.error(body, "an empty filter")
         if n > self.max_address and (
             n > self.max_address + 255 or n < 7 or not same(p, body + 2, share, 7)
         ):
-            raise self.error(body, f"a filter of {n} bytes; at most {self.max_address}")
+            reason = f"a filter of {n} bytes; at most {self.max_address}"
+            raise self.fault(body, reason, _BAD_FILTER)
         table.address_at[row] = body + 2
         table.address_len[row] = n
         table.ticket[row] = self.identifier
@@ -675,7 +699,9 @@ class MqttScanner(Scanner):
             options = p[body]
             body += 1
             if options & 3 == 3 or options > (0x2F if self.five else 2) or options & 0x30 == 0x30:
-                raise self.error(body - 1, f"options {options:#x} of a subscription")
+                is_known: cython.bint = options < 0x40  # the bits above are reserved
+                code: cython.int = _WRONG if is_known else _MALFORMED
+                raise self.fault(body - 1, f"options {options:#x} of a subscription", code)
             if options:
                 table.put_header(b"mqtt.options", b"%d" % options)
             if self.subscription:
@@ -771,7 +797,7 @@ class MqttScanner(Scanner):
                 body = self._property(p, at, end, _WILL)
                 if p[at] != _USER:
                     if (seen >> p[at]) & 1:
-                        raise self.error(at, f"a property {p[at]:#x} that is there twice")
+                        raise self.fault(at, f"a property {p[at]:#x} that is there twice", _WRONG)
                     seen |= cython.cast(cython.longlong, 1) << p[at]
                 at = body
             body = end
@@ -810,7 +836,7 @@ class MqttScanner(Scanner):
             following = self._property(p, at, end, packet)
             if number != _USER:
                 if (seen >> number) & 1:
-                    raise self.error(at, f"a property {number:#x} that is there twice")
+                    raise self.fault(at, f"a property {number:#x} that is there twice", _WRONG)
                 seen |= cython.cast(cython.longlong, 1) << number
             if packet == _SUBSCRIBE and number == _SUBSCRIPTION:
                 self.subscription = self._varint(p, at + 1, end) & 0x7FFFFFFF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,6 +30,8 @@ from wirelake.dialects.mqtt.encoder import (
 )
 from wirelake.dialects.mqtt.memory import (
     IDENTIFIERS,
+    OVERHEAD,
+    SHARE,
     Conversation,
     Conversations,
     Options,
@@ -71,8 +74,10 @@ class MqttSession(Session):
         self._is_five = dialect == "mqtt-5"
         self.form = f"{dialect}+0"  # of QoS 0 packets that may be passed on as they are
         self.scanner.most_aliases = ALIASES
+        self.scanner.hears_clients = True
         self._talk: Conversation | None = None
         self._keepalive = 0
+        self._most_packet = 0  # bytes that the client takes in one packet; 0: any
         self._tells_reasons = self._is_five  # as text, beside the code
         self._results = bytearray()  # of the filters of a packet
         self._later: list[tuple[str, Options]] = []  # whose retained messages follow the answer
@@ -80,12 +85,15 @@ class MqttSession(Session):
         #: Messages of queues that are not acknowledged: the queue and the id, by identifier.
         self.handed_out: dict[int, tuple[str, str]] = {}
         self._handed = IDENTIFIERS
+        #: Messages of queues that wait for room in the client's receive maximum, and their bytes.
+        self._held_back: deque[tuple[Message, Options]] = deque()
+        self._held_bytes = 0
 
     @property
     def outgoing(self) -> int:
         """The bytes that wait for this client, also for room in its receive maximum."""
         waiting = self._talk.waiting_bytes if self._talk is not None else 0
-        return super().outgoing + waiting
+        return super().outgoing + waiting + self._held_bytes
 
     # Publishing
 
@@ -118,24 +126,37 @@ class MqttSession(Session):
             fresh = set(numbers)
             is_new = known.isdisjoint(fresh)
             count = len(known) + len(fresh) if is_new else len(known | fresh)
-            if self._is_five and count > RECEIVE_MAXIMUM:
-                self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+            if not self._may_have(count):
                 return
             if is_new and len(fresh) == len(numbers):
                 talk.receive(numbers, [table.address(row) for row in rows] if talk.is_kept else ())
                 super().publish(table, start, end, now)
                 return
         for row in range(start, end):
-            self._publish_one(table, row, now)
+            if self._is_first(table, row):
+                self._publish_one(table, row, now)
+
+    def _may_have(self, count: int) -> bool:
+        """Return whether a client may have so many of QoS 2 under way; else end the connection."""
+        if self._is_five and count > RECEIVE_MAXIMUM:
+            self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+        return not self.closed
+
+    def _is_first(self, table: FrameTable, row: int) -> bool:
+        """Return whether a row is to be done, rather than sent again with QoS 2; note that it is."""
+        talk = self._talk
+        if talk is None:  # a row before this one ended the connection
+            return False
+        if table.flags[row] & ONCE:
+            if table.ticket[row] in talk.received:
+                self.accept_rows(table, array("i", [row]), kept=True)
+                return False
+            if not self._may_have(len(talk.received) + 1):
+                return False
+            talk.receive([table.ticket[row]], [table.address(row)])
+        return True
 
     def _publish_one(self, table: FrameTable, row: int, now: float) -> None:
-        talk = self._talk
-        assert talk is not None
-        if table.flags[row] & ONCE:
-            if table.ticket[row] in talk.received:  # it is sent again
-                self.accept_rows(table, array("i", [row]), kept=True)
-                return
-            talk.receive([table.ticket[row]], [table.address(row)])
         if table.flags[row] & RETAIN:
             self.node.vitals.work += 2
             self._home.publish(self, table, row, now)
@@ -145,7 +166,13 @@ class MqttSession(Session):
     def _publish_each(self, table: FrameTable, start: int, end: int, now: float) -> None:
         """Publish rows among which requests and replies may be."""
         for row in range(start, end):
+            if not self._is_first(table, row):
+                continue
             address = table.address(row).decode()
+            response = table.headers(row)["mqtt.response"] if table.flags[row] & ASKS else ""
+            if "+" in response or "#" in response:
+                self._end(Reason.PROTOCOL_ERROR, "a response topic has no wildcards")
+                return
             if self._serves and address.startswith(REPLY):
                 message = table.message(row)
                 number = address.removeprefix(REPLY)
@@ -153,16 +180,11 @@ class MqttSession(Session):
                 reply = replace(message, op=Op.REPLY, correlation_id=number, headers=headers)
                 self.node.services.reply(self, reply, now)
                 self.accept_rows(table, _asking(table, row), kept=False)
-            elif table.flags[row] & ASKS and self._is_request(table, row, address):
+            elif response and (response == REPLIES or address in self.node.services):
                 self._request(table.message(row), now)
                 self.accept_rows(table, _asking(table, row), kept=False)
             else:
                 self._publish_one(table, row, now)
-
-    def _is_request(self, table: FrameTable, row: int, address: str) -> bool:
-        """Is a publish with a response topic for a service, rather than for subscribers?"""
-        is_ours = table.headers(row)["mqtt.response"] == REPLIES
-        return is_ours or address in self.node.services
 
     def _request(self, message: Message, now: float) -> None:
         """Ask a service; the reply is published to the response topic, for this client alone."""
@@ -190,7 +212,7 @@ class MqttSession(Session):
         told = Message(
             address=request.id, payload=payload, correlation_id=correlation, headers=headers
         )
-        return super().send(told)
+        return self._put(told)
 
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """PUBACK or PUBREC, once the rows are durable if they are kept."""
@@ -232,7 +254,7 @@ class MqttSession(Session):
     def _tell(self, kind: Packet, ticket: int, reason: int = 0, text: str = "") -> None:
         headers = {"mqtt.reason": text} if text and self._tells_reasons else {}
         payload = bytes([reason]) if reason else b""
-        super().send(
+        self._put(
             Message(op=Op.ACK, content_type=kind, ticket=ticket, payload=payload, headers=headers)
         )
 
@@ -253,9 +275,12 @@ class MqttSession(Session):
                 if self.handed_out:
                     numbers = [n for n in numbers if not self._settle(n, now, done=True)]
                 talk.acknowledged(numbers)
+                self._hand_on()
             case Packet.PUBREC:
-                if self.handed_out:
-                    numbers = [n for n in numbers if n not in self.handed_out]
+                if not talk.has_sent(numbers):
+                    for number in numbers:
+                        self._release(number)
+                    return end - row
                 talk.release(numbers)
                 frames = answers(table, row, end, Packet.PUBREL)
                 if talk.is_kept:
@@ -271,7 +296,18 @@ class MqttSession(Session):
                     self.write(frames)
             case _:
                 talk.completed(numbers)
+                self._hand_on()
         return end - row
+
+    def _release(self, identifier: int) -> None:
+        """Answer the PUBREC of one message; what was not sent leaves no trace."""
+        talk = self._talk
+        assert talk is not None
+        if talk.has_sent([identifier]):
+            talk.release([identifier])
+            self.answer(lambda: self._tell(Packet.PUBREL, identifier), kept=talk.is_kept)
+        else:
+            self._tell(Packet.PUBREL, identifier, Reason.NO_SUCH_PACKET if self._is_five else 0)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a packet asks for, or raise RefusedError."""
@@ -301,6 +337,7 @@ class MqttSession(Session):
                 self._end(Reason.PROTOCOL_ERROR, f"{message.op.label} is not for a broker")
 
     def _connect(self, message: Message, now: float) -> None:
+        self._most_packet = int(message.headers.get("mqtt.maximum_packet", "0"))
         try:
             is_there = self._introduce(message, now)
         except RefusedError as error:
@@ -335,9 +372,12 @@ class MqttSession(Session):
         if "mqtt.auth_method" in said:
             raise RefusedError("auth_method", "enhanced authentication is not offered")
         if "mqtt.password" in said:
-            raise RefusedError("unauthorized", "the token is not known")
+            raise _UnwelcomeError("unauthorized", "the token is not known", Reason.BAD_CREDENTIALS)
         if token := message.parameters.token or said.get("mqtt.user", ""):
-            clients.authenticate(self, token)
+            try:
+                clients.authenticate(self, token)
+            except RefusedError as error:
+                raise _UnwelcomeError(error.code, error.text, Reason.BAD_CREDENTIALS) from None
         if self.rights.is_empty:
             raise RefusedError("unauthorized", "this broker asks for a token, as the password")
         is_clean = said.get("mqtt.clean") == "1"
@@ -349,7 +389,12 @@ class MqttSession(Session):
         if not message.source and not self._is_five and not is_clean:
             raise RefusedError("bad_client_id", "a session that lasts has a client id")
         if message.address:
-            self.node.topics.check_publish(self, message.address)
+            try:
+                self.node.topics.check_publish(self, message.address)
+            except RefusedError as error:
+                is_bad = error.code == "bad_request" or _is_bad_topic(message.address)
+                reason = Reason.BAD_TOPIC if is_bad else Reason.NOT_AUTHORIZED
+                raise _UnwelcomeError(error.code, f"the will: {error.text}", reason) from None
         if message.source:
             for other in list(clients.sessions(message.source)):
                 if isinstance(other, MqttSession) and other.owner == self.owner:
@@ -370,7 +415,7 @@ class MqttSession(Session):
         self._talk = talk
         talk.lasts = lasts
         talk.most_in_flight = int(said.get("mqtt.receive_maximum", "65535"))
-        talk.most_packet = int(said.get("mqtt.maximum_packet", "0"))
+        talk.most_packet = self._most_packet
         talk.attach(self, now)
         if lasts:
             talk.keep()
@@ -382,15 +427,15 @@ class MqttSession(Session):
 
     def _reject(self, error: RefusedError) -> None:
         reason = {
-            "unauthorized": Reason.BAD_CREDENTIALS if self.token else Reason.NOT_AUTHORIZED,
+            "unauthorized": Reason.NOT_AUTHORIZED,
             "auth_method": Reason.BAD_AUTH_METHOD,
             "bad_client_id": Reason.BAD_CLIENT_ID,
             "bad_request": Reason.BAD_CLIENT_ID,
             "conflict": Reason.BAD_CLIENT_ID,
             "busy": Reason.BUSY,
         }.get(error.code, Reason.UNSPECIFIED)
-        if "token is not known" in error.text:
-            reason = Reason.BAD_CREDENTIALS
+        if isinstance(error, _UnwelcomeError):
+            reason = error.reason
         code = reason if self._is_five else OLD_RETURNS.get(reason, OLD_NOT_AUTHORIZED)
         headers = {"mqtt.reason": error.text} if self._is_five else {}
         self.send(Message(op=Op.HELLO, content_type=code, headers=headers))
@@ -408,6 +453,9 @@ class MqttSession(Session):
         options = Options(bits & 3, bool(bits & 4), bool(bits & 8), number)
         talk = self._talk
         assert talk is not None
+        if options.no_local and message.address.startswith(SHARE):
+            self._end(Reason.PROTOCOL_ERROR, "a shared subscription cannot leave out its own")
+            return
         handling = (bits >> 4) & 3
         try:
             self._results.append(self._join(message.address, options, handling, now))
@@ -444,8 +492,6 @@ class MqttSession(Session):
             self.node.services.serve(self, filter.removeprefix(SERVE))
             self._serves = True
             return options.qos
-        if options.no_local and filter.startswith("$share/"):
-            raise RefusedError("bad_request", "a shared subscription cannot leave out its own")
         if filter not in talk.filters and has_wildcard(filter):
             self.node.quotas.check_one("wildcards", self.wildcards)
         is_new = talk.subscribe(filter, options, now)
@@ -482,13 +528,13 @@ class MqttSession(Session):
         talk = self._talk
         assert talk is not None
         if message.content_type == Packet.PUBACK and self._settle(message.ticket, now, done=False):
+            self._hand_on()
             return
         if message.content_type in (Packet.PUBACK, Packet.PUBREC):
             if message.payload and message.payload[0] >= Reason.UNSPECIFIED:
                 talk.acknowledged([message.ticket])
             elif message.content_type == Packet.PUBREC:
-                talk.release([message.ticket])
-                self._tell(Packet.PUBREL, message.ticket)
+                self._release(message.ticket)
             else:
                 talk.acknowledged([message.ticket])
         elif message.content_type == Packet.PUBREL:
@@ -496,6 +542,7 @@ class MqttSession(Session):
             self._tell(Packet.PUBCOMP, message.ticket)
         else:
             talk.completed([message.ticket])
+        self._hand_on()
 
     def _settle(self, identifier: int, now: float, *, done: bool) -> bool:
         """Acknowledge a message of a queue, or give it back; return whether it was one."""
@@ -517,16 +564,49 @@ class MqttSession(Session):
         return True
 
     def hand_out(self, message: Message, options: Options) -> bool:
-        """Send a message of a queue to this client, under an identifier of its own."""
-        ticket = 0
-        if options.qos:
-            ticket = self._handed = (
-                self._handed + 1 if IDENTIFIERS < self._handed + 1 <= 0xFFFF else IDENTIFIERS + 1
-            )
+        """Send a message of a queue to this client, now or when there is room for it."""
+        assert self._talk is not None
+        if not options.qos:
+            return self._hand(message, 0)
+        if not self._fits(self._handed_over(message, 1)):
+            self.node.vitals.count_dropped("too_large")
+            return False
+        if self._held_back or not self._has_room():
+            self._held_back.append((message, options))
+            self._held_bytes += len(message.payload) + OVERHEAD
+            return True
+        return self._hand(message, self._next_handed())
+
+    def _has_room(self) -> bool:
+        """Return whether one more message of a queue may be sent before one is acknowledged."""
+        is_free = len(self.handed_out) < 0xFFFF - IDENTIFIERS
+        return is_free and self._talk is not None and self._talk.room > 0
+
+    def _hand_on(self) -> None:
+        """Send messages of queues that waited for room, unless their queue is consumed no more."""
+        talk = self._talk
+        while self._held_back and talk is not None and self._has_room():
+            message, options = self._held_back.popleft()
+            self._held_bytes -= len(message.payload) + OVERHEAD
+            receiver = talk.receivers.get(options)
+            if receiver is not None and message.address in receiver.consumes:
+                self._hand(message, self._next_handed())
+
+    def _hand(self, message: Message, ticket: int) -> bool:
+        if ticket:
             self.handed_out[ticket] = (message.address, message.id)
-        headers = {**message.headers, "mqtt.qos": "1" if options.qos else "0"}
-        sent = replace(message, op=Op.PUBLISH, ticket=ticket, headers=headers)
-        return super().send(sent)
+        return self._put(self._handed_over(message, ticket))
+
+    def _handed_over(self, message: Message, ticket: int) -> Message:
+        headers = {**message.headers, "mqtt.qos": "1" if ticket else "0"}
+        return replace(message, op=Op.PUBLISH, ticket=ticket, headers=headers)
+
+    def _next_handed(self) -> int:
+        """Return an identifier for a message of a queue that no other one has now."""
+        while True:
+            self._handed = self._handed + 1 if self._handed < 0xFFFF else IDENTIFIERS + 1
+            if self._handed not in self.handed_out:
+                return self._handed
 
     def send(
         self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
@@ -537,21 +617,45 @@ class MqttSession(Session):
             message = replace(message, op=Op.PUBLISH, headers=asked, flags=Flag(0))
         elif message.op == Op.REPLY:
             return self._respond(message, message.payload, dict(message.headers))
+        return self._put(message, policy, sender)
+
+    def _put(
+        self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
+    ) -> bool:
+        """Send one message as a packet, unless it is larger than the client can take.
+
+        A reason in words is left out where only that makes the packet too large.
+        """
+        if not self._fits(message):
+            headers = {k: v for k, v in message.headers.items() if k != "mqtt.reason"}
+            is_shorter = len(headers) < len(message.headers)
+            message = replace(message, headers=headers)
+            if not is_shorter or not self._fits(message):
+                self.node.vitals.count_dropped("too_large")
+                return False
         return super().send(message, policy, sender)
+
+    def _fits(self, message: Message) -> bool:
+        """Return whether the client can take a packet that is as large as this one."""
+        if not self._most_packet:
+            return True
+        table = self.node.tables.room(1)
+        table.fill([message], message.dialect)
+        return len(self.encoder.encode(table)) <= self._most_packet
 
     # The end
 
     def _leave(self, message: Message, now: float) -> None:
         talk = self._talk
         assert talk is not None
-        if message.content_type != Reason.DISCONNECT_WITH_WILL:
-            talk.drop_will()
         if (expiry := message.headers.get("mqtt.session_expiry")) is not None:
             lasts = float("inf") if int(expiry) == FOR_EVER else float(expiry)
             if lasts and not talk.lasts:
                 self._end(Reason.PROTOCOL_ERROR, "a session that ends cannot be made to last")
                 return
             talk.lasts = lasts
+        if message.content_type == Reason.SUCCESS:  # else it left for a reason
+            talk.drop_will()
         self.close("disconnected by the client")
 
     def _end(self, reason: Reason, text: str) -> None:
@@ -563,13 +667,12 @@ class MqttSession(Session):
 
     def answer_fault(self, error: ProtocolError) -> None:
         """Say how the client broke the grammar."""
-        if error.answer:
+        if self._talk is not None:
+            is_said = len(error.answer) == 3 and error.answer[0] >> 4 == Packet.DISCONNECT
+            reason = error.answer[2] if is_said else Reason.MALFORMED
+            self._end(Reason(reason), error.reason)
+        elif error.answer and error.answer[0] >> 4 == Packet.CONNACK:
             self.write(error.answer)
-        elif self._is_five and self._talk is not None:
-            is_large = "at most" in error.reason and "length" in error.reason
-            reason = Reason.TOO_LARGE if is_large else Reason.MALFORMED
-            headers = {"mqtt.reason": error.reason}
-            self.send(Message(op=Op.TERMINATE, content_type=reason, headers=headers))
 
     def tick(self, now: float) -> None:
         """Close the connection of a client that was silent for 1.5 times its keep alive."""
@@ -604,6 +707,14 @@ class MqttSession(Session):
         elif talk.will is not None:
             talk.will_at = now + delay
         talk.detach(now)
+
+
+class _UnwelcomeError(RefusedError):
+    """A CONNECT that is refused for a reason that its code alone does not tell."""
+
+    def __init__(self, code: str, text: str, reason: Reason) -> None:
+        super().__init__(code, text)
+        self.reason = reason
 
 
 def _asking(table: FrameTable, row: int) -> array[int]:
