@@ -3,7 +3,8 @@
 A block is 256 KiB of frames as devices send them: short, most with a number in the address. The
 meter has a magic, a length, a CRC-16 and an address of two numbers; `other units` has another
 address in every frame. Beside each stands one memcpy of its block. The plug-in in Python reads
-lines.
+lines; it is also measured in a broker without sockets and without a log, from the bytes of a
+publisher to those of a subscriber, both of which speak it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from bench.results import OURS, Result
+from wirelake.broker.node import Node
+from wirelake.broker.session import begin_session
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder, scanner
 from wirelake.dialects.framed.description import PRESETS, dialect_of, parse_description
+from wirelake.journal.engine import Engine
 from wirelake.message import Message
 from wirelake.plugin import Plugin
 from wirelake.wire import FrameTable
@@ -113,6 +117,7 @@ def measure(seconds: float) -> Iterator[Result]:
     """Time every case in turns; the best turn of each counts."""
     with spoken():
         turns: list[tuple[str, str, int, Callable[[], object]]] = []
+        plugin_block = b""
         for name, dialect, frames in blocks():
             block = frames * (BLOCK // len(frames))
             target, table = bytearray(len(block)), FrameTable()
@@ -120,6 +125,8 @@ def measure(seconds: float) -> Iterator[Result]:
             turns.append((name, "scan", count, partial(_scan, dialect, block, table)))
             copy = partial(target.__setitem__, slice(None), block)
             turns.append((name, "memcpy", count, copy))
+            if name == PLUGIN:
+                plugin_block = block
         best: dict[tuple[str, str], float] = {}
         for _ in range(max(3, round(seconds / TURN))):
             for name, what, count, call in turns:
@@ -127,6 +134,9 @@ def measure(seconds: float) -> Iterator[Result]:
                 call()
                 rate = count / (time.perf_counter() - start)
                 best[name, what] = max(rate, best.get((name, what), 0.0))
+            taken = _deliver(plugin_block)
+            best[PLUGIN, "broker"] = max(taken, best.get((PLUGIN, "broker"), 0.0))
+    yield Result(f"broker, {PLUGIN}", "messages/s", {OURS: best.pop((PLUGIN, "broker"))})
     for name in dict.fromkeys(name for name, _ in best):
         rates = {OURS: best[name, "scan"], "memcpy": best[name, "memcpy"]}
         label = name if name == PLUGIN else f"described: {name}"
@@ -144,6 +154,41 @@ def _scan(dialect: str, block: bytes, table: FrameTable) -> int:
     return count
 
 
+class Wire:
+    """A connection of the broker whose other end takes everything at once."""
+
+    peer = "bench"
+    buffered = 0
+
+    def __init__(self) -> None:
+        self.moved = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take bytes."""
+        self.moved += len(data)
+
+    def close(self) -> None:
+        """Nothing waits."""
+
+    abort = pause = resume = receive_again = authenticated = close
+
+
+def _deliver(block: bytes) -> float:
+    """Messages a second that a broker takes from a plug-in's client and writes to another one."""
+    node = Node(Engine.in_memory())
+    wires = Wire(), Wire()
+    publisher, subscriber = (begin_session(node, wire, Lines.name, 0.0) for wire in wires)
+    node.topics.subscribe(subscriber, "sensors/#", 0.0)
+    at, view = 0, memoryview(block)
+    start = time.perf_counter()
+    while at < len(block):
+        at += publisher.receive(view[at:], 0.0)
+    rate = block.count(b"\n") / (time.perf_counter() - start)
+    if wires[1].moved != len(block):
+        raise RuntimeError(f"{wires[1].moved} of {len(block)} bytes came to the subscriber")
+    return rate
+
+
 def _count(dialect: str, block: bytes) -> int:
     return _scan(dialect, block, FrameTable())
 
@@ -151,4 +196,4 @@ def _count(dialect: str, block: bytes) -> int:
 if __name__ == "__main__":
     for result in measure(0.3):
         rate = result.figures[OURS]
-        print(f"{result.name:50} {rate / 1e6:7.2f} M frames/s")
+        print(f"{result.name:50} {rate / 1e6:7.2f} M {result.unit}")

@@ -114,6 +114,8 @@ GOALS = (
     Goal("console", "*, memory", 200, at_most=True, text="MB of the page meanwhile"),
     Goal("wire", "scan, described: *", 3e6, text="frames a second of described dialects, one core"),
     Goal("wire", "scan, a plug-in in Python", 50e3, text="messages a second, one core"),
+    Goal("wire", "broker, a plug-in in Python", 50e3,
+         text="the same, from a publisher to a subscriber, in a broker without a log"),
     Goal("wire", "scan, kobold-[23]*", 3e6, text="frames a second that need CBOR, one core"),
     Goal("wire", "scan, *", 10e6, text="frames a second, one core"),
     Goal("wire", "scan to Arrow, *", 3e6, text="frames a second to the log's columns"),

@@ -41,7 +41,7 @@ from bench.goals import MOSQUITTO, NATS, WITHOUT_CAPTURE
 from bench.keepers import MANY, PAYLOAD, Uncaptured
 from bench.keepers import Wirelake as Keeper
 from bench.peers import Mosquitto, Nats, Peer, mqtt_connect, mqtt_packet, mqtt_text
-from bench.pressure import resident, sit_idle
+from bench.pressure import resident
 from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.client.url import Place
 from wirelake.errors import EngineError
@@ -327,11 +327,36 @@ def idle_memory(count: int) -> float:
         share = min(count, most // 2)
         for begin in range(0, count, share):
             some = range(begin, min(begin + share, count))
-            pipe = crowd.enter_context(beside(sit_idle, port, some, ("mqtt-3.1.1", "mqtt-5")))
+            pipe = crowd.enter_context(beside(_sit_idle, port, some))
             while not pipe.poll(1):
                 pass
             told(pipe)
         return (resident(pid) - before) / count
+
+
+def _sit_idle(pipe: Connection, port: int, numbers: range) -> None:
+    """Connections that have subscribed with QoS 1, those of odd numbers with MQTT 5."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held = [_idle(port, number) for number in numbers]
+    pipe.send(float(len(held)))
+    pipe.recv()
+
+
+def _idle(port: int, number: int) -> socket.socket:
+    connection = socket.create_connection((HOST, port), SILENCE)
+    name, five = f"idle-{number}", number % 2
+    level, none = (b"\x05", b"\x00") if five else (b"\x04", b"")  # no properties, or none at all
+    body = mqtt_text("MQTT") + level + b"\x02\x00\x00" + none + mqtt_text(name)
+    connection.sendall(b"\x10" + mqtt_packet(body))
+    first, size = connection.recv(1), connection.recv(1)
+    rest = connection.recv(size[0], socket.MSG_WAITALL) if size else b""
+    if first != b"\x20" or rest[1:2] != b"\x00":
+        raise EngineError(f"the server answered {first + size + rest!r}")
+    body = b"\x00\x01" + none + mqtt_text(f"idle/{number}") + b"\x01"
+    connection.sendall(b"\x82" + mqtt_packet(body))
+    _expect(connection, b"\x90" + mqtt_packet(b"\x00\x01" + none + b"\x01"))
+    return connection
 
 
 # All of it

@@ -111,6 +111,34 @@ def test_new_asks_and_writes_a_description_that_is_right(tmp_path: Path) -> None
     assert b"it is there already" in again.stderr
 
 
+def test_new_asks_again_for_what_no_description_can_say(tmp_path: Path) -> None:
+    file = tmp_path / "pump.toml"
+    answers = [
+        "pump-1",
+        "size",
+        "fixed",
+        "",
+        "8",
+        "crc",
+        "sum-8",
+        "middle",
+        "big",
+        "",
+        "",
+        "pump",
+        "",
+    ]
+    result = CliRunner().invoke(app, ["dialect", "new", str(file)], input="\n".join(answers) + "\n")
+    assert result.exit_code == 0, result.stderr
+    assert "it is one of: length, delimiter, fixed" in result.stderr
+    assert "it is one of: crc-8, " in result.stderr
+    assert "it is one of: big, little" in result.stderr
+    found = read_description(file)
+    assert found.frame.by == "fixed"
+    assert found.frame.checksum is not None
+    assert found.frame.checksum.kind == "sum-8"
+
+
 def test_new_writes_nothing_that_is_no_description(tmp_path: Path) -> None:
     file = tmp_path / "pump.toml"
     answers = ["Pump", "fixed", "", "8", "", "", "", "pump", ""]

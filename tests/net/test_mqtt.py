@@ -15,7 +15,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 import wirelake
-from wirelake.config import Settings
+from tests.conftest import Certificates
+from wirelake.config import Settings, TokenSettings, hash_token
 from wirelake.errors import ConfigError
 from wirelake.message import Message
 from wirelake.net.server import Server
@@ -164,6 +165,39 @@ def test_the_commands_of_mosquitto_publish_and_subscribe(broker: Broker, dialect
         subprocess.run([*send, "-q", qos, "-m", f"qos {qos}"], check=True, timeout=PATIENCE)
     said, _ = receiver.communicate(timeout=PATIENCE)
     assert said.splitlines() == ["qos 0", "qos 1", "qos 2"]
+
+
+@both_versions
+def test_the_commands_of_mosquitto_come_over_tls_with_their_token(
+    certificates: Certificates, dialect: str
+) -> None:
+    if shutil.which("mosquitto_sub") is None:
+        pytest.skip("mosquitto-clients is not installed (scripts/setup)")
+    version = "mqttv5" if dialect == "mqtt-5" else "mqttv311"
+    token = hash_token("secret")
+    may = TokenSettings(name="plant", hash=token, publish=("#",), subscribe=("#",))
+    listen = ("mqtt+tls://127.0.0.1:0",)
+    with Broker(listen=listen, tls=certificates.tls, tokens=(may,)) as broker:
+        place = ["-h", "localhost", "-p", str(port_of(broker)), "-V", version]
+        common = [*place, "--cafile", str(certificates.folder / "ca.pem"), "-t", "a", "-q", "1"]
+
+        def publish(*who: str) -> subprocess.CompletedProcess[str]:
+            command = ["mosquitto_pub", *common, *who, "-r", "-m", "kept"]
+            return subprocess.run(
+                command, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
+
+        assert publish("-u", "any", "-P", "secret").returncode == 0
+        assert publish("-u", "secret").returncode == 0
+        for who in ([], ["-u", "any", "-P", "wrong"]):
+            refused = publish(*who)
+            assert refused.returncode != 0
+            assert "uthor" in refused.stderr or "ad user name" in refused.stderr.lower()
+        listen_once = ["mosquitto_sub", *common, "-u", "secret", "-C", "1", "-W", "60"]
+        heard = subprocess.run(
+            listen_once, capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        assert heard.stdout == "kept\n"
 
 
 async def test_a_default_port_that_is_taken_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from msgspec.structs import replace as changed
@@ -27,7 +28,11 @@ from wirelake.dialects.framed.checksums import KINDS
 from wirelake.dialects.framed.codec import FramedScanner
 from wirelake.dialects.framed.description import (
     PRESETS,
+    Counts,
     Description,
+    Framing,
+    Order,
+    Type,
     parse_description,
     read_description,
 )
@@ -37,6 +42,8 @@ from wirelake.message import Message, printable
 from wirelake.wire import FrameTable
 
 BAD_INPUT = 2
+#: What a description may say.
+COUNTS, FRAMES, ORDERS, TYPES = (get_args(one) for one in (Counts, Framing, Order, Type))
 #: Bytes shown around a fault.
 AROUND = 16
 
@@ -285,7 +292,7 @@ def new(
 def _asked() -> str:
     """Ask for all that a simple description needs."""
     name = _ask("name of the dialect", "meter-1")
-    by = _ask("frames end by their length, a delimiter, or a fixed size", "length")
+    by = _choice("frames by their length, a delimiter, or fixed in size", "length", FRAMES)
     lines = [
         "interface = 1",
         f"name = {_quoted(name)}",
@@ -299,20 +306,21 @@ def _asked() -> str:
         lines.append(f"delimiter = {_quoted(_ask('delimiter', '0x0A'))}")
     elif by == "fixed":
         lines.append(f"size = {_number('bytes of a frame', 16)}")
-    checksum = _ask("checksum at the end (empty: none; or a name such as crc-16/modbus)", "")
+    question = "checksum at the end (empty: none; or a name such as crc-16/modbus)"
+    checksum = _choice(question, "", ("", *KINDS))
     if by == "length":
         lines += ["", "[frame.length]", f"at = {_number('the length is at', 2)}"]
         lines.append(f"width = {_number('bytes of the length', 2)}")
-        lines.append(f"order = {_quoted(_ask('byte order, big or little', 'big'))}")
-        lines.append(
-            f"counts = {_quoted(_ask('it counts the frame, the rest or the payload', 'rest'))}"
-        )
+        lines.append(f"order = {_quoted(_choice('byte order', 'big', ORDERS))}")
+        counts = _choice("it counts the frame, the rest or the payload", "rest", COUNTS)
+        lines.append(f"counts = {_quoted(counts)}")
     if checksum:
         lines += ["", "[frame.checksum]", f"kind = {_quoted(checksum)}"]
-        lines.append(f"order = {_quoted(_ask('byte order of the checksum', 'big'))}")
+        order = _choice("byte order of the checksum", "big", ORDERS)
+        lines.append(f"order = {_quoted(order)}")
     fields: list[str] = []
     while field := _ask("name of a field (empty: no more)", ""):
-        kind = _ask("its type: u8 u16 u32 u64 i8 i16 i32 i64 f32 f64 text hex", "u16")
+        kind = _choice(f"its type: {' '.join(TYPES)}", "u16", TYPES)
         fields += ["", "[[fields]]", f"name = {_quoted(field)}", f"type = {_quoted(kind)}"]
         fields.append(f"at = {_number('it is at', 0)}")
         if kind in ("text", "hex"):
@@ -331,6 +339,13 @@ def _asked() -> str:
 def _ask(question: str, default: str) -> str:
     answer: Any = typer.prompt(question, default=default, show_default=bool(default), err=True)
     return str(answer)
+
+
+def _choice(question: str, default: str, known: Sequence[str]) -> str:
+    """Ask until the answer is one that descriptions know."""
+    while (answer := _ask(question, default)) not in known:
+        typer.echo(f"it is one of: {', '.join(one for one in known if one)}", err=True)
+    return answer
 
 
 def _number(question: str, default: int) -> int:

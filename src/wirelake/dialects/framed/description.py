@@ -52,6 +52,8 @@ _FIELD = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"
 _HERE = "wirelake.dialects.framed"
 
 Order = Literal["big", "little"]
+Counts = Literal["frame", "rest", "payload"]
+Framing = Literal["length", "delimiter", "fixed"]
 Octets = Annotated[str, Meta(max_length=128)]
 Place = Annotated[int, Meta(ge=-(1 << 16), le=1 << 16)]
 
@@ -70,7 +72,7 @@ class LengthField(_Table, frozen=True, kw_only=True):
     form: Literal["binary", "decimal"] = "binary"
     ends: Octets = " "
     #: The whole frame, what follows the length, or the payload alone.
-    counts: Literal["frame", "rest", "payload"] = "rest"
+    counts: Counts = "rest"
     #: Added to the number.
     add: Annotated[int, Meta(ge=-(1 << 20), le=1 << 20)] = 0
 
@@ -92,7 +94,7 @@ class ChecksumField(_Table, frozen=True, kw_only=True):
 class FrameSettings(_Table, frozen=True, kw_only=True):
     """How a stream is cut into frames."""
 
-    by: Literal["length", "delimiter", "fixed"]
+    by: Framing
     #: What every frame begins with: one byte string, or several of the same length.
     magic: Octets | tuple[Octets, ...] = ""
     length: LengthField | None = None

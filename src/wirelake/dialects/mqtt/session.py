@@ -143,7 +143,7 @@ class MqttSession(Session):
         return not self.closed
 
     def _is_first(self, table: FrameTable, row: int) -> bool:
-        """Return whether a row is to be done, rather than sent again with QoS 2; note that it is."""
+        """Note the identifier of a row of QoS 2; return False where the row is one sent again."""
         talk = self._talk
         if talk is None:  # a row before this one ended the connection
             return False
