@@ -6,7 +6,7 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
@@ -66,7 +66,34 @@ class Owners(Protocol):
 
 
 class Cluster(Protocol):
-    """The cluster that this node is part of, as operators see and steer it."""
+    """The cluster that this node is part of, as operators and HTTP see and steer it.
+
+    All of it is called on the broker's thread.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of this node."""
+
+    @property
+    def most(self) -> int:
+        """Bytes that a question to another node has at most."""
+
+    def owner(self, partition: int) -> str:
+        """Return the node that owns a partition, empty where there is none."""
+
+    def standbys(self, partition: int) -> list[str]:
+        """Return the nodes that follow a partition."""
+
+    def nodes(self) -> dict[str, str]:
+        """Return where HTTP of each node that is alive is reached, by node; empty: nowhere."""
+
+    async def ask(self, node: str, question: bytes, *, timeout: float, most: int) -> bytes:
+        """Let `Node.answer` of another node answer a question, with at most `most` bytes.
+
+        Raises RefusedError: what the node refuses, `timeout` where no answer comes in time. Raises
+        EngineError where there is no such node.
+        """
 
     async def status(self) -> dict[str, Any]:
         """Return the nodes that are alive, and the owner of each partition."""
@@ -122,6 +149,8 @@ class Node:
         #: Set where this node is one of a cluster.
         self.owners: Owners | None = None
         self.cluster: Cluster | None = None
+        #: Answers what HTTP of other nodes asks; set by HTTP.
+        self.answer: Callable[[bytes], Awaitable[bytes]] | None = None
         #: Returns what others want to tell operators beside the broker's own figures.
         self.figures: Callable[[], Iterable[Figure]] = tuple
         self._swept = 0.0
