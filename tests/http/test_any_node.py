@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tests.cluster.servers import Servers, binary
 from tests.http.house import Answer
 from tests.http.test_cluster import ask
 from wirelake.config import hash_token
+from wirelake.spark.log_client import LogClient
+from wirelake.spark.offsets import Range
 
 TOKENS = f"""
 [[tokens]]
@@ -121,6 +124,7 @@ def test_times_are_found_in_partitions_of_other_nodes(nodes: Nodes) -> None:
 
 
 def test_all_rows_are_read_through_any_node_once_and_without_holes(nodes: Nodes) -> None:
+    """decision 96"""
     everything = []
     for k in range(3):
         found: Counter[str] = Counter()
@@ -162,7 +166,140 @@ def test_rows_that_are_not_there_are_refused_by_every_node(nodes: Nodes) -> None
 
 
 def test_rights_are_those_that_the_node_found_that_was_asked(nodes: Nodes) -> None:
+    """decision 95"""
     for k in range(3):
         assert at(nodes, k, "GET", "/v1/log", "").status == 401
         assert at(nodes, k, "GET", "/v1/log?filter=garden", "reader").status == 403
         assert len(told(nodes, k, "/v1/log?filter=house/%23", "reader")["partitions"]) == 6
+
+
+def test_searches_go_through_the_rows_of_all_nodes(nodes: Nodes) -> None:
+    wanted = {f"house/{k}" for k in range(MANY)}
+    pages = []
+    for k in range(3):
+        found: list[tuple[int, int]] = []
+        addresses: set[str] = set()
+        path = more = "/v1/rows?limit=7&filter=house/%23"
+        while more:
+            page = told(nodes, k, more, "reader")
+            found += [(row["partition"], row["offset"]) for row in page["rows"]]
+            addresses |= {row["address"] for row in page["rows"]}
+            cursor = ",".join(f"{p}:{offset}" for p, offset in page["before"].items())
+            more = f"{path}&before={cursor}" if page["more"] else ""
+        assert len(found) == len(set(found))
+        assert addresses == wanted
+        pages.append(found)
+    assert pages[0] == pages[1] == pages[2]
+    lines = at(nodes, 0, "GET", "/v1/rows?format=jsonl&limit=1000&filter=house/%23").body
+    assert len(lines.splitlines()) == len(pages[0])
+
+
+def test_histograms_count_the_rows_of_all_nodes(nodes: Nodes) -> None:
+    rows = sum(one["next"] - one["first"] for one in told(nodes, 0, "/v1/log")["partitions"])
+    for k in range(3):
+        assert sum(told(nodes, k, "/v1/histogram?buckets=7")["counts"]) == rows
+        found = told(nodes, k, "/v1/histogram?buckets=7&filter=house/%23")
+        assert MANY <= sum(found["counts"]) <= rows
+
+
+# What one node owns
+
+
+def changed(nodes: Nodes, k: int, method: str, path: str, **more: str) -> Answer:
+    """What a node answers once it is not busy."""
+    ends = time.monotonic() + 30
+    while (got := at(nodes, k, method, path, **more)).status == 503 and time.monotonic() < ends:
+        time.sleep(0.05)
+    return got
+
+
+def test_queues_are_made_seen_and_emptied_through_any_node(nodes: Nodes) -> None:
+    for k in range(6):
+        path = f"/v1/queues/jobs/{k}"
+        assert changed(nodes, k, "PUT", path, body='{"max_messages": 9}').status == 201
+        assert changed(nodes, k + 1, "PUT", path, body="{}").status == 200
+        for n in range(3):
+            assert changed(nodes, n, "POST", f"/v1/publish/jobs/{k}", body=f"{n}").status == 202
+        for n in range(3):
+            found = told(nodes, n, path)
+            assert (found["name"], found["max_messages"], found["ready"]) == (f"jobs/{k}", 9, 3)
+            messages = told(nodes, n, f"{path}/messages")["messages"]
+            assert [one["payload"] for one in messages] == ["0", "1", "2"]
+        assert at(nodes, k, "POST", f"{path}/purge", "reader").status == 403
+    names = [[one["name"] for one in told(nodes, k, "/v1/queues")["queues"]] for k in range(3)]
+    assert names[0] == names[1] == names[2]
+    assert names[0] == sorted(f"jobs/{k}" for k in range(6))
+    assert told(nodes, 0, "/v1/queues", "reader")["queues"] == []
+    for k in range(6):
+        path = f"/v1/queues/jobs/{k}"
+        assert changed(nodes, k + 2, "POST", f"{path}/purge").json == {"purged": 3}
+        assert changed(nodes, k + 1, "DELETE", path).status == 204
+        assert changed(nodes, k, "GET", path).status == 404
+
+
+def test_keys_are_written_read_and_listed_through_any_node(nodes: Nodes) -> None:
+    for k in range(MANY):
+        path = f"/v1/store/house/k{k:02}"
+        assert changed(nodes, k, "PUT", path, body=f"v{k}", If_None_Match="*").status == 201
+        assert changed(nodes, k + 1, "PUT", path, body="x", If_None_Match="*").status == 412
+        assert changed(nodes, k + 1, "PUT", path, body=f"w{k}", If_Match='"1"').status == 200
+        got = changed(nodes, k + 2, "GET", path)
+        assert (got.body, got.headers["etag"]) == (f"w{k}".encode(), '"2"')
+    assert at(nodes, 0, "GET", "/v1/store/house/k00", "").status == 401
+    for k in range(3):
+        found: list[str] = []
+        more = True
+        while more:
+            after = found[-1] if found else ""
+            page = told(nodes, k, f"/v1/store?filter=house/%23&limit=7&after={after}", "reader")
+            found += [one["key"] for one in page["keys"]]
+            more = page["more"]
+        assert found == [f"house/k{n:02}" for n in range(MANY)]
+    for k in range(MANY):
+        assert changed(nodes, k, "DELETE", f"/v1/store/house/k{k:02}").status == 204
+    assert told(nodes, 1, "/v1/store?filter=house/%23")["keys"] == []
+
+
+def test_the_progress_of_queries_is_told_and_shown_by_any_node(nodes: Nodes) -> None:
+    ends = {str(one["partition"]): one["next"] for one in told(nodes, 0, "/v1/log")["partitions"]}
+    for k in range(6):
+        behind = {**ends, "0": 0}
+        got = changed(nodes, k, "POST", f"/v1/progress/query{k}", body=json.dumps(behind))
+        assert got.status == 200, got.body
+        assert got.json["lag"] >= ends["0"]
+        wrong = json.dumps({"5": ends["5"] + 1000})
+        assert changed(nodes, k, "POST", f"/v1/progress/query{k}", body=wrong).status == 400
+    for k in range(3):
+        queries = told(nodes, k, "/v1/progress")["queries"]
+        assert [one["query"] for one in queries] == [f"query{n}" for n in range(6)]
+        assert all(set(one["lags"]) == set(ends) for one in queries)
+    for k in range(6):
+        assert changed(nodes, k + 1, "DELETE", f"/v1/progress/query{k}").status == 204
+
+
+def arrow(rows: list[tuple[str, bytes]]) -> bytes:
+    """Rows as a body."""
+    addresses, payloads = zip(*rows, strict=True)
+    batch = pa.record_batch({"address": list(addresses), "payload": list(payloads)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_producers_batch_is_published_once_through_whichever_node(nodes: Nodes) -> None:
+    """decision 97"""
+    everybody = ",".join(node.http for node in nodes.all.values())
+    client = LogClient(everybody, "boss")
+    small = arrow([(f"made/{k % 9}", b"%d" % k) for k in range(100)])
+    large = arrow([(f"made/{k % 9}", b"x" * 1000) for k in range(3000)])  # is redirected
+    for name in ("a", "b", "c"):
+        for sequence, body in (("1", small), ("2", large), ("1", small)):
+            is_new = [LogClient(node.http, "boss").publish(body, name, sequence)
+                      for node in nodes.all.values()]  # fmt: skip
+            assert is_new in ([True, False, False], [False, False, False])
+    found: Counter[str] = Counter()
+    for partition, extent in client.log().extents.items():
+        for table in client.read(Range(partition, extent.first, extent.next), ["made/#"]):
+            found.update(table["source"].to_pylist())
+    assert found == {f"$producer/boss/{name}": 3100 for name in ("a", "b", "c")}

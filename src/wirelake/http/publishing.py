@@ -115,7 +115,6 @@ class Publisher:
             return False
         if known.begun == sequence:
             loop = asyncio.get_running_loop()
-            await self._gate.change(bool)  # what was published must be in the log by now
             kept = await self._kept(PRODUCER + producer, known)
             rows = await loop.run_in_executor(self._executor, rows.without, kept)
         else:
@@ -182,6 +181,7 @@ class Publisher:
     async def _tell_kept(self, asked: dict[str, Any]) -> dict[str, Any]:
         """How many rows of each topic a source has in the partitions that are here."""
         loop = asyncio.get_running_loop()
+        await self._gate.change(bool)  # what was published must be in the log by now
         source, ends = asked["source"], asked["ends"]
         return await loop.run_in_executor(self._executor, self._kept_here, source, ends)
 
