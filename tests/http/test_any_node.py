@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import wirelake
 from tests.cluster.processes import Nodes, until
 from tests.cluster.servers import Servers, binary
-from tests.http.house import Answer
+from tests.http.house import Answer, arrow, rows
 from tests.http.test_cluster import ask
 from wirelake.config import hash_token
 from wirelake.spark.log_client import LogClient
@@ -195,11 +196,11 @@ def test_searches_go_through_the_rows_of_all_nodes(nodes: Nodes) -> None:
 
 
 def test_histograms_count_the_rows_of_all_nodes(nodes: Nodes) -> None:
-    rows = sum(one["next"] - one["first"] for one in told(nodes, 0, "/v1/log")["partitions"])
+    count = sum(one["next"] - one["first"] for one in told(nodes, 0, "/v1/log")["partitions"])
     for k in range(3):
-        assert sum(told(nodes, k, "/v1/histogram?buckets=7")["counts"]) == rows
+        assert sum(told(nodes, k, "/v1/histogram?buckets=7")["counts"]) == count
         found = told(nodes, k, "/v1/histogram?buckets=7&filter=house/%23")
-        assert MANY <= sum(found["counts"]) <= rows
+        assert MANY <= sum(found["counts"]) <= count
 
 
 # What one node owns
@@ -235,6 +236,18 @@ def test_queues_are_made_seen_and_emptied_through_any_node(nodes: Nodes) -> None
         assert changed(nodes, k + 2, "POST", f"{path}/purge").json == {"purged": 3}
         assert changed(nodes, k + 1, "DELETE", path).status == 204
         assert changed(nodes, k, "GET", path).status == 404
+
+
+@pytest.mark.parametrize("dialect", ["kobold-1", "kobold-3", "boson-binary", "tmq-1.01"])
+def test_lists_of_queues_on_the_wire_are_of_all_nodes(nodes: Nodes, dialect: str) -> None:
+    wanted = {f"listed/{dialect}/{k}" for k in range(6)}
+    for k, name in enumerate(sorted(wanted)):
+        assert changed(nodes, k, "PUT", f"/v1/queues/{name}", body="{}").status == 201
+    for node in nodes.all.values():
+        with wirelake.connect_sync(node.url(dialect), client_id="me", token="boss") as client:
+            assert {str(one["name"]) for one in client.queues()} == wanted
+    for k, name in enumerate(wanted):
+        assert changed(nodes, k, "DELETE", f"/v1/queues/{name}").status == 204
 
 
 def test_keys_are_written_read_and_listed_through_any_node(nodes: Nodes) -> None:
@@ -277,22 +290,12 @@ def test_the_progress_of_queries_is_told_and_shown_by_any_node(nodes: Nodes) -> 
         assert changed(nodes, k + 1, "DELETE", f"/v1/progress/query{k}").status == 204
 
 
-def arrow(rows: list[tuple[str, bytes]]) -> bytes:
-    """Rows as a body."""
-    addresses, payloads = zip(*rows, strict=True)
-    batch = pa.record_batch({"address": list(addresses), "payload": list(payloads)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
 def test_a_producers_batch_is_published_once_through_whichever_node(nodes: Nodes) -> None:
     """decision 97"""
     everybody = ",".join(node.http for node in nodes.all.values())
     client = LogClient(everybody, "boss")
-    small = arrow([(f"made/{k % 9}", b"%d" % k) for k in range(100)])
-    large = arrow([(f"made/{k % 9}", b"x" * 1000) for k in range(3000)])  # is redirected
+    small = arrow(rows(*((f"made/{k % 9}", b"%d" % k) for k in range(100))))
+    large = arrow(rows(*((f"made/{k % 9}", b"x" * 1000) for k in range(3000))))  # is redirected
     for name in ("a", "b", "c"):
         for sequence, body in (("1", small), ("2", large), ("1", small)):
             is_new = [LogClient(node.http, "boss").publish(body, name, sequence)

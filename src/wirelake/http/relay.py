@@ -17,6 +17,7 @@ socket. Tokens and cookies do not travel. So a client may ask any node.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ MOST_ANSWER = 12 << 20
 
 #: Bytes of a forwarded request beside its body, and of an answer to a change.
 SPARE = 128 << 10
+
+#: Lists of queues of all nodes that are made at a time.
+MOST_LISTS = 64
 
 #: The headers of a request that mean something to whoever does it.
 _HEADERS = (b"content-type", b"if-match", b"if-none-match", b"accept-encoding")
@@ -104,18 +108,21 @@ class Relay:
         self.loop: asyncio.AbstractEventLoop | None = None
         #: Answers to questions of HTTP's own, by their names.
         self.answers: dict[str, Callable[[dict[str, Any]], Awaitable[Any]]] = {
-            "extents": self._tell_extents
+            "extents": self._tell_extents,
+            "queues": self._tell_queues,
         }
+        gate.node.queues_elsewhere = self._list_queues
+        self._lists: set[asyncio.Task[None]] = set()
         gate.node.answer = self._answer
 
     def stop(self) -> None:
         """Answer nothing more."""
-        self._node.answer = None
+        self._node.answer = self._node.queues_elsewhere = None
 
     @property
     def is_shared(self) -> bool:
         """Whether other nodes own partitions."""
-        return self._node.cluster is not None and self._node.engine.is_shared
+        return self._node.engine.is_shared
 
     def is_elsewhere(self, name: str) -> bool:
         """Whether the partition of an address, a queue or a key is not here."""
@@ -304,6 +311,36 @@ class Relay:
             ]
 
         return await self._gate.ask(look)
+
+    # Queues of other nodes, for clients on the wire
+
+    def _list_queues(
+        self,
+        rights: Rights,
+        found: Callable[[list[Any]], object],
+        failed: Callable[[RefusedError], object],
+    ) -> None:
+        """Find the states of the queues of other nodes; on the broker's event loop."""
+        if len(self._lists) >= MOST_LISTS:
+            raise RefusedError("busy", f"{MOST_LISTS} lists of queues are being made already")
+
+        async def ask() -> None:
+            try:
+                told = await self.question("queues", {"rights": _told(rights)})
+            except RefusedError as error:
+                failed(error)
+            else:
+                found([one for some in told for one in some])
+
+        task = asyncio.get_running_loop().create_task(ask())
+        self._lists.add(task)
+        task.add_done_callback(self._lists.discard)
+
+    async def _tell_queues(self, asked: dict[str, Any]) -> list[dict[str, object]]:
+        """The states of the queues here that these rights may consume, the first thousand."""
+        rights = msgspec.convert(asked["rights"], Rights)
+        queues = self._node.queues
+        return await self._gate.ask(lambda: queues.states(rights, time.monotonic()))
 
     def _cluster(self) -> Cluster:
         if self._node.cluster is None:

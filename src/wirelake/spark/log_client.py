@@ -110,7 +110,15 @@ class LogClient:
         return Log(told.get("log", ""), extents, self._places)
 
     def learn(self, places: Mapping[int, tuple[str, ...]]) -> None:
-        """Read partitions from these nodes from now on, as a node of the cluster said."""
+        """Read partitions from these nodes from now on, as a node of the cluster said.
+
+        Those without TLS do not count where the URL asks for TLS.
+        """
+        if self._url.startswith("https:"):
+            places = {
+                partition: tuple(one for one in some if one.startswith("https:"))
+                for partition, some in places.items()
+            }
         self._places = places
         self._nodes = self._nodes.union(*places.values())
 
