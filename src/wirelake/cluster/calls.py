@@ -12,12 +12,15 @@ buffers for a client, since it disconnects one that is behind.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from wirelake.cluster.bus import Bus
 from wirelake.errors import EngineError, RefusedError
+
+log = logging.getLogger("wirelake.cluster")
 
 #: Bytes of a part of an answer.
 PART = 256 << 10
@@ -131,6 +134,10 @@ class Calls:
             return
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             await self._refuse(reply, "bad_request", str(error))
+            return
+        except Exception:
+            log.exception("a question of another node failed")
+            await self._refuse(reply, "internal", f"the node {self._node} failed to answer this")
             return
         for at in range(0, max(1, len(told)), PART):
             kind = _LAST if at + PART >= len(told) else _MORE

@@ -100,7 +100,7 @@ def refused(
     code: str, text: str, status: int = 0, headers: Mapping[str, str] | None = None, **more: object
 ) -> Response:
     """An error, as every one looks."""
-    status = status or STATUSES[code]
+    status = status or STATUSES.get(code, 500)  # a newer node may have a code of its own
     extra = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"

@@ -17,6 +17,7 @@ socket. Tokens and cookies do not travel. So a client may ask any node.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
 from http import HTTPStatus
@@ -34,6 +35,8 @@ from wirelake.errors import EngineError, RefusedError
 from wirelake.http.exchange import body, has_token, is_forwarded, refused, rights_of
 from wirelake.http.gate import DURABLE, Gate
 from wirelake.http.logins import CSRF
+
+log = logging.getLogger("wirelake.http")
 
 #: How long the owner may take: it may wait itself until a change is durable (seconds).
 PATIENCE = DURABLE - 2.0
@@ -193,7 +196,7 @@ class Relay:
             if name in _HEADERS or (name.startswith(_OUR_HEADERS) and name != _SECRET)
         ]
         forwarded = Forwarded(
-            request.method,
+            "GET" if request.method == "HEAD" else request.method,
             scope["path"].encode("latin-1"),
             scope["query_string"],
             headers,
@@ -403,7 +406,10 @@ class Relay:
             "rights": msgspec.convert({**forwarded.rights, "is_forwarded": True}, Rights),
             "has_token": forwarded.has_token,
         }
-        await app(scope, receive, send)
+        try:
+            await app(scope, receive, send)
+        except Exception:  # the answer says so, and whoever asked must get it
+            log.exception("a request of another node failed")
         answered.body = b"".join(parts)
         return answered
 

@@ -151,8 +151,13 @@ def look(
         _read_window(engine, max(left, key=lambda part: part.low_time), selection, wanted)
         if deadline == float("inf"):  # the first window makes pyarrow load what it needs
             deadline = time.monotonic() + budget
-    newest = sorted((row for part in parts for row in part.rows), key=_order, reverse=True)
-    kept = {_order(row) for row in newest[:limit]}
+    return newest(parts, limit)
+
+
+def newest(parts: list[_Part], limit: int) -> list[Found]:
+    """What of the rows that were read is told: the newest ones."""
+    rows = sorted((row for part in parts for row in part.rows), key=_order, reverse=True)
+    kept = {_order(row) for row in rows[:limit]}
     return [_found(part, kept) for part in parts]
 
 
@@ -165,9 +170,8 @@ def _found(part: _Part, kept: set[tuple[int, int, int]]) -> Found:
     left = [row for row in part.rows if _order(row) not in kept]
     rows = [row for row in part.rows if _order(row) in kept]
     if left:
-        newest = max(left, key=_order)
         low = max(row["offset"] for row in left) + 1
-        return Found(part.partition, part.first, low, rows, _order(newest))
+        return Found(part.partition, part.first, low, rows, max(map(_order, left)))
     horizon = None if part.is_done else (part.low_time, LAST, LAST)
     return Found(part.partition, part.first, part.low, rows, horizon)
 
