@@ -240,7 +240,7 @@ class Api:
         """The partitions that are here, with the offsets of a moment where one is given."""
         engine = self._node.engine
         positions = await self._gate.ask(engine.positions)
-        here = [one for one in positions if not engine.is_shared or engine.is_here(one.partition)]
+        here = [one for one in positions if engine.answers_for(one.partition)]
         shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in here]
         if moment is not None:
             for position, described in zip(here, shown, strict=True):

@@ -19,8 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,10 +39,11 @@ log = logging.getLogger("wirelake.http")
 
 #: How long the owner may take: it may wait itself until a change is durable (seconds).
 PATIENCE = DURABLE - 2.0
-#: Bytes of an answer that is put together from several nodes, or shows what one has.
+#: Bytes of an answer that comes at once, and of any.
+SMALL_ANSWER = 256 << 10
 MOST_ANSWER = 12 << 20
 
-#: Bytes of a forwarded request beside its body, and of an answer to a change.
+#: Bytes of a forwarded request beside its body.
 SPARE = 128 << 10
 
 #: Lists of queues of all nodes that are made at a time.
@@ -53,6 +53,8 @@ MOST_LISTS = 64
 _HEADERS = (b"content-type", b"if-match", b"if-none-match", b"accept-encoding")
 _OUR_HEADERS = b"wirelake-"
 _SECRET = CSRF.encode()
+#: Methods that change nothing.
+_READING = ("GET", "HEAD")
 #: The headers of an answer that are made anew.
 _MADE = (b"content-length", b"transfer-encoding", b"connection", b"date", b"server")
 
@@ -153,8 +155,12 @@ class Relay:
             if error.code != "too_large":
                 raise
             return await self.redirect(request, partition)
-        answered = await self.ask(request, owner, content=content)
-        return made(answered)
+        try:
+            return made(await self.ask(request, owner, content=content))
+        except RefusedError as error:
+            if error.code != "too_large" or request.method not in _READING:
+                raise
+            return await self.redirect(request, partition)
 
     async def redirect(self, request: Request, partition: int) -> Response:
         """Send a client to the owner of a partition."""
@@ -186,7 +192,6 @@ class Relay:
 
         Raises RefusedError where it does not.
         """
-        cluster = self._cluster()
         scope = request.scope
         client = scope.get("client") or ("?", 0)
         rights = rights_of(request, self._node)
@@ -205,18 +210,33 @@ class Relay:
             has_token(request),
             (str(client[0]), int(client[1])),
         )
-        question = msgspec.msgpack.encode(forwarded)
-        reads = request.method in ("GET", "HEAD")
-        most = MOST_ANSWER if reads else SPARE
+        data = msgspec.msgpack.encode(forwarded)
+        if request.method in _READING:
+            return await self._read(node, data)
         try:
-            told = await self._gate.run(cluster.ask(node, question, timeout=PATIENCE, most=most))
+            return await self._ask(node, data, SMALL_ANSWER)
+        except RefusedError as error:
+            if error.code != "timeout":
+                raise
+            text = f"the node {node} has not answered: this may have been done or not"
+            raise RefusedError("timeout", text) from None
+
+    async def _read(self, node: str, data: bytes) -> Answered:
+        """Ask what changes nothing: again where its answer is large, as few of those may come."""
+        try:
+            return await self._ask(node, data, SMALL_ANSWER)
+        except RefusedError as error:
+            if error.code != "too_large":
+                raise
+        return await self._ask(node, data, MOST_ANSWER)
+
+    async def _ask(self, node: str, data: bytes, most: int) -> Answered:
+        """Ask a node; raises RefusedError: `too_large` for an answer of more than `most` bytes."""
+        work = self._cluster().ask(node, data, timeout=PATIENCE, most=most)
+        try:
+            told = await self._gate.run(work)
         except EngineError as error:
             raise RefusedError("busy", error.reason) from None
-        except RefusedError as error:
-            if error.code == "timeout" and not reads:
-                text = f"the node {node} has not answered: this may have been done or not"
-                raise RefusedError("timeout", text) from None
-            raise
         return msgspec.msgpack.decode(told, type=Answered)
 
     async def ask_owners(self, request: Request) -> list[Any]:
@@ -224,15 +244,9 @@ class Relay:
 
         Raises RefusedError: what one of them refuses, `busy` where a partition has no owner.
         """
-        owners = await self.owners()
-        others = sorted({one for one in owners if one != self._cluster().name})
-        told = await asyncio.gather(
-            *(self.ask(request, node) for node in others), return_exceptions=True
-        )
-        for one in told:
-            if isinstance(one, BaseException):
-                raise one
-        return [one.json() for one in told if isinstance(one, Answered)]
+        others = await self._others()
+        told = await _all(self.ask(request, node) for node in others)
+        return [one.json() for one in told]
 
     async def question(self, name: str, asked: dict[str, Any]) -> list[Any]:
         """Ask every other node that owns partitions a question of HTTP's own; return the answers.
@@ -240,26 +254,16 @@ class Relay:
         It has no rights: whoever asks has looked at those. Raises RefusedError: what a node
         refuses, `busy` where a partition has no owner.
         """
-        cluster = self._cluster()
         packed = msgspec.msgpack.encode(asked)
         forwarded = Forwarded(QUESTION, name.encode(), b"", [], packed, {}, False, ("", 0))
         data = msgspec.msgpack.encode(forwarded)
-        others = sorted({one for one in await self.owners() if one != cluster.name})
-        work = (
-            self._gate.run(cluster.ask(one, data, timeout=PATIENCE, most=MOST_ANSWER))
-            for one in others
-        )
-        found: list[Any] = []
-        for one in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(one, EngineError):
-                raise RefusedError("busy", one.reason) from None
-            if isinstance(one, BaseException):
-                raise one
-            answered = msgspec.msgpack.decode(one, type=Answered)
-            if answered.status != HTTPStatus.OK:
-                answered.json()
-            found.append(msgspec.msgpack.decode(answered.body, strict=False))
-        return found
+        others = await self._others()
+        told = await _all(self._read(node, data) for node in others)
+        return [msgspec.msgpack.decode(one.body, strict=False) for one in told]
+
+    async def _others(self) -> list[str]:
+        """The other nodes that own partitions."""
+        return sorted(set(await self.owners()) - {self._cluster().name})
 
     async def extents(self) -> dict[int, Extent]:
         """Where each partition begins and ends, of all nodes.
@@ -280,7 +284,7 @@ class Relay:
         return {
             one.partition: Extent(one.partition, one.first, one.next, one.first_time, one.last_time)
             for one in await self._gate.ask(engine.positions)
-            if engine.is_here(one.partition)
+            if engine.answers_for(one.partition)
         }
 
     async def _tell_extents(self, asked: dict[str, Any]) -> list[Extent]:
@@ -426,6 +430,15 @@ def check_all(found: Collection[int], count: int) -> None:
     """
     if away := [str(one) for one in range(count) if one not in found]:
         raise RefusedError("busy", f"these partitions have no owner now: {', '.join(away)}")
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, Answered]]) -> list[Answered]:
+    """What all of these return; raises what one of them raises when all have ended."""
+    told = await asyncio.gather(*work, return_exceptions=True)
+    for one in told:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in told if isinstance(one, Answered)]
 
 
 def made(answered: Answered) -> Response:

@@ -140,7 +140,7 @@ def look(
     parts = [
         _part(engine, one, start, stop, before or {})
         for one in engine.positions()
-        if only in (None, one.partition) and engine.is_here(one.partition)
+        if only in (None, one.partition) and engine.answers_for(one.partition)
     ]
     while True:
         left = [part for part in parts if not part.is_done]
@@ -307,7 +307,9 @@ def histogram(
     rows are read from the newest on, for `budget` seconds: `since` says from when on all were.
     """
     positions = [
-        one for one in engine.positions() if one.next > one.first and engine.is_here(one.partition)
+        one
+        for one in engine.positions()
+        if one.next > one.first and engine.answers_for(one.partition)
     ]
     start = start or min((one.first_time for one in positions), default=0)
     stop = stop or max((one.last_time for one in positions), default=0) + 1
@@ -340,7 +342,7 @@ def _count(
     parts = [
         _part(engine, one, start, stop, {})
         for one in engine.positions()
-        if engine.is_here(one.partition)
+        if engine.answers_for(one.partition)
     ]
     while left := [part for part in parts if not part.is_done]:
         if time.monotonic() > deadline:
