@@ -28,7 +28,7 @@ _REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Leaves redirects to us: the library would send the token wherever they lead to."""
 
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, *_: Any, **__: Any) -> None:
         """Follow none."""
 
 

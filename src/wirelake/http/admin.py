@@ -281,12 +281,12 @@ class Admin:
         offsets = _parsed(await body(request, SMALL_BODY), dict[str, int])
 
         extents = await self._relay.extents()
+        ends = {str(partition): one.next for partition, one in extents.items()}
         for partition, offset in offsets.items():
-            if not partition.isdecimal() or int(partition) not in extents:
+            if partition not in ends:
                 raise RefusedError("bad_request", f"the log has no partition {partition}")
-            end = extents[int(partition)].next
-            if not 0 <= offset <= end:
-                text = f"partition {partition} ends at {end}, not {offset}"
+            if not 0 <= offset <= ends[partition]:
+                text = f"partition {partition} ends at {ends[partition]}, not {offset}"
                 raise RefusedError("bad_request", text)
 
         def advance() -> dict[str, Any]:

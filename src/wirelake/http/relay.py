@@ -270,7 +270,7 @@ class Relay:
 
         Raises RefusedError (`busy`) while one has no owner.
         """
-        found = await self._extents({})
+        found = await self._extents()
         if self.is_shared and self._node.engine.partitions:
             for told in await self.question("extents", {}):
                 for one in told:
@@ -278,7 +278,7 @@ class Relay:
             check_all(found, self._node.engine.partitions)
         return {partition: found[partition] for partition in sorted(found)}
 
-    async def _extents(self, _: dict[str, Any]) -> dict[int, Extent]:
+    async def _extents(self) -> dict[int, Extent]:
         """Where the partitions that are here begin and end."""
         engine = self._node.engine
         return {
@@ -287,8 +287,8 @@ class Relay:
             if engine.answers_for(one.partition)
         }
 
-    async def _tell_extents(self, asked: dict[str, Any]) -> list[Extent]:
-        return list((await self._extents(asked)).values())
+    async def _tell_extents(self, _: dict[str, Any]) -> list[Extent]:
+        return list((await self._extents()).values())
 
     async def owners(self) -> list[str]:
         """The owner of each partition; raises RefusedError (`busy`) where one has none."""
