@@ -39,6 +39,7 @@ _TOKEN_ALPHABET = string.ascii_letters + string.digits
 _MEBIBYTE = 1 << 20
 _PREFIX = "^[A-Za-z0-9_-]{1,32}$"
 _NAME_OR_EMPTY = "^[A-Za-z0-9_-]{0,64}$"
+_HTTP_OR_EMPTY = r"^(https?://[^\s/@?#,]+)?$"
 _YEAR = 365 * 24 * 3600.0
 
 Filters = tuple[str, ...]
@@ -298,6 +299,14 @@ class ClusterSettings(_Table, frozen=True, kw_only=True):
     node: Annotated[
         str,
         _is("this node's name, which no other has; empty: the host's", pattern=_NAME_OR_EMPTY),
+    ] = ""
+    http: Annotated[
+        str,
+        _is(
+            "where clients and other nodes reach this node's HTTP, `http://HOST:PORT`; empty: its"
+            " listener's address, with the host's name instead of 0.0.0.0",
+            pattern=_HTTP_OR_EMPTY,
+        ),
     ] = ""
     prefix: Annotated[
         str, _is("of streams and subjects: one NATS serves several clusters", pattern=_PREFIX)

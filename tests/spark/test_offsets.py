@@ -284,3 +284,11 @@ def test_lag_is_told_before_the_first_batch_and_of_another_log() -> None:
     source = {"endOffset": {"0": 5, "log": "old"}, "latestOffset": {"0": 3, "log": "new"}}
     (lag,) = behind_latest({"sources": [source]})
     assert lag["maxOffsetsBehindLatest"] == "3"
+
+
+def test_a_log_that_ends_before_a_place_in_it_is_told() -> None:
+    log = Log("x", {0: Extent(0, 5), 1: Extent(0, 7)})
+    assert not log.is_before(Place({0: 5, 1: 7}, "x"))
+    assert log.is_before(Place({0: 6}, "x"))
+    assert not log.is_before(Place({0: 6}, "y"))  # of another log
+    assert not log.is_before(Place({2: 6}, "x"))

@@ -6,15 +6,16 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
 from wirelake.broker.clients import Clients
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.flow import Flow
-from wirelake.broker.queues import Queues
+from wirelake.broker.queues import LISTED, Queues
 from wirelake.broker.quotas import Quotas
+from wirelake.broker.rights import Rights
 from wirelake.broker.router import Router
 from wirelake.broker.services import Services
 from wirelake.broker.store import Store
@@ -24,6 +25,7 @@ from wirelake.broker.topics import Topics
 from wirelake.broker.traffic import Traffic
 from wirelake.broker.vitals import Vitals
 from wirelake.dialects import DIALECTS
+from wirelake.errors import RefusedError
 from wirelake.journal.engine import Engine
 from wirelake.message import Limits
 from wirelake.wire import FrameTable
@@ -66,7 +68,34 @@ class Owners(Protocol):
 
 
 class Cluster(Protocol):
-    """The cluster that this node is part of, as operators see and steer it."""
+    """The cluster that this node is part of, as operators and HTTP see and steer it.
+
+    All of it is called on the broker's thread.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of this node."""
+
+    @property
+    def most(self) -> int:
+        """Bytes that a question to another node has at most."""
+
+    def owner(self, partition: int) -> str:
+        """Return the node that owns a partition, empty where there is none."""
+
+    def standbys(self, partition: int) -> list[str]:
+        """Return the nodes that follow a partition."""
+
+    def nodes(self) -> dict[str, str]:
+        """Return where HTTP of each node that is alive is reached, by node; empty: nowhere."""
+
+    async def ask(self, node: str, question: bytes, *, timeout: float, most: int) -> bytes:
+        """Let `Node.answer` of another node answer a question, with at most `most` bytes.
+
+        Raises RefusedError: what the node refuses, `timeout` where no answer comes in time. Raises
+        EngineError where there is no such node.
+        """
 
     async def status(self) -> dict[str, Any]:
         """Return the nodes that are alive, and the owner of each partition."""
@@ -84,6 +113,10 @@ class Cluster(Protocol):
         Raises RefusedError: `not_found` where there is no such partition or node, `timeout` where
         the node does not serve it in time.
         """
+
+
+def _by_name(states: list[dict[str, object]]) -> list[dict[str, object]]:
+    return sorted(states, key=lambda one: str(one["name"]))
 
 
 class Node:
@@ -122,6 +155,16 @@ class Node:
         #: Set where this node is one of a cluster.
         self.owners: Owners | None = None
         self.cluster: Cluster | None = None
+        #: Finds the states of the queues of other nodes that these rights may consume, and calls
+        #: the one or the other with what it found; None: there are no others, or none can be asked.
+        self.queues_elsewhere: (
+            Callable[
+                [Rights, Callable[[list[Any]], object], Callable[[RefusedError], object]], None
+            ]
+            | None
+        ) = None
+        #: Answers what HTTP of other nodes asks; set by HTTP.
+        self.answer: Callable[[bytes], Awaitable[bytes]] | None = None
         #: Returns what others want to tell operators beside the broker's own figures.
         self.figures: Callable[[], Iterable[Figure]] = tuple
         self._swept = 0.0
@@ -131,6 +174,27 @@ class Node:
         for dialect in DIALECTS.values():
             if dialect.memory is not None and dialect.family not in self.memories:
                 self.memories[dialect.family] = dialect.load("memory")(self)
+
+    def list_queues(
+        self,
+        session: Endpoint,
+        now: float,
+        found: Callable[[list[dict[str, object]]], object],
+        failed: Callable[[RefusedError], object],
+    ) -> None:
+        """Call `found` with the states of the queues that a session may consume, of all nodes.
+
+        In a cluster it is called later, or `failed` is; not if the session has ended by then.
+        """
+        mine = self.queues.states(session.rights, now)
+        if self.cluster is None or self.queues_elsewhere is None:
+            found(mine)
+            return
+        self.queues_elsewhere(
+            session.rights,
+            lambda others: session.closed or found(_by_name([*mine, *others])[:LISTED]),
+            lambda error: session.closed or failed(error),
+        )
 
     def _partition_changed(self, partition: int, is_here: bool) -> None:
         """A partition was taken up, or lost: its queues and keys come and go with it."""

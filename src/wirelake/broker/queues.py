@@ -90,13 +90,13 @@ class Queues:
         """Return every queue."""
         return self._queues.values()
 
-    def states(self, session: Endpoint, now: float) -> list[dict[str, object]]:
-        """Return the states of the queues that a session may consume, the first thousand."""
-        session.rights.check_not_empty()
+    def states(self, rights: Rights, now: float) -> list[dict[str, object]]:
+        """Return the states of the queues that these rights may consume, the first thousand."""
+        rights.check_not_empty()
         states = (
             queue.state(now)
             for queue in self.all()
-            if session.rights.allows("subscribe", queue.settings.name)
+            if rights.allows("subscribe", queue.settings.name)
         )
         listed = list(islice(states, LISTED))
         self._vitals.work += len(listed) // 2

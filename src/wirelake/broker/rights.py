@@ -22,6 +22,7 @@ class Rights:
     admin: bool = False
     key: str = ""  # the hash of the token; empty for those without one
     is_open: bool = False  # everybody's, where no tokens are configured
+    is_forwarded: bool = False  # found by another node of the cluster, for one request
 
     @property
     def may_declare(self) -> bool:

@@ -107,10 +107,16 @@ class Store:
         partition has run out writes a record for that: another node may own it by now.
         """
         entry = self._present(session, message.address)
-        partition = self._engine.home(message.address)
+        self.prove(self._engine.home(message.address))
+        return entry
+
+    def prove(self, partition: int) -> None:
+        """Write a record, unless this node certainly owns a partition now.
+
+        It owned the partition if everything that was written becomes durable.
+        """
         if not self._engine.may_read(partition):
             self._engine.write_entry(Entry(PROOF, 1, None), partition=partition)
-        return entry
 
     def update(self, session: Endpoint, message: Message, now: float) -> Entry:
         """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""

@@ -1,28 +1,45 @@
 """A broker's HTTP interface, for callers that block: one request a call, no connection kept.
 
-A broker is asked directly: the proxy settings of the environment are for other hosts.
+A broker is asked directly: the proxy settings of the environment are for other hosts. Of a cluster
+several nodes can be named, `http://one:7780,two:7780`: the next one is asked where one cannot be
+reached. What another node has is asked there, if it is a node of the same cluster.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit
 
+from wirelake.client.origins import MOST_REDIRECTS, check_node, origins, redirected
 from wirelake.errors import ConfigError, EngineError, RefusedError
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+#: Methods that may be sent again, to another node, if nobody knows whether they were done.
+_REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Leaves redirects to us: the library would send the token wherever they lead to."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """Follow none."""
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
 
 
 class HttpClient:
     """Asks the broker whose HTTP listens at `url`, for example http://localhost:7780.
 
-    A token may be in the URL, as a password; one that is given beside it goes before.
+    Of several hosts, `url` is the one that is asked next. A token may be in the URL, as a password;
+    one that is given beside it goes before.
 
     All methods raise RefusedError if the broker refuses, with its code and text; TimeoutError if it
     does not answer in `timeout` seconds; EngineError if there is no broker or no valid answer.
@@ -34,7 +51,8 @@ class HttpClient:
             raise ConfigError("url", f"{place} is not where HTTP listens: say http://HOST:PORT")
         scheme, _, place = url.rstrip("/").partition("://")
         who, _, place = place.rpartition("@")
-        self.url = f"{scheme}://{place}"
+        self._origins = origins(f"{scheme}://{place}") if "," in place else (f"{scheme}://{place}",)
+        self.url = self._origins[0]
         self.token = token or unquote(who.partition(":")[2])
         self._timeout = timeout
 
@@ -82,14 +100,49 @@ class HttpClient:
             return content
 
     def _answer(self, method: str, path: str, body: object) -> Any:
-        request = urllib.request.Request(self.url + path, method=method)
+        """Send a request to the nodes in turn, until one can be reached."""
+        left = len(self._origins)
+        with self._foreign_errors():
+            while True:
+                left -= 1
+                try:
+                    return self._followed(method, path, body)
+                except urllib.error.HTTPError:
+                    raise
+                except OSError as error:
+                    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+                    is_unsent = isinstance(cause, ConnectionRefusedError | socket.gaierror)
+                    if not left or not (is_unsent or method in _REPEATABLE):
+                        raise
+                at = self._origins.index(self.url)
+                self.url = self._origins[(at + 1) % len(self._origins)]
+
+    def _followed(self, method: str, path: str, body: object) -> Any:
+        """Send a request, to where a node of the same cluster redirects to if it does."""
+        origin = self.url
+        for _ in range(MOST_REDIRECTS):
+            try:
+                return self._opened(origin, method, path, body)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.TEMPORARY_REDIRECT:
+                    raise
+                location = error.headers.get("Location", "")
+                error.close()
+            sent_to, (origin, path) = origin, redirected(location, origin)
+            if origin not in self._origins:
+                with self._opened(sent_to, "GET", "/v1/cluster", None) as told:
+                    nodes = [str(one["http"]) for one in json.load(told)["nodes"]]
+                check_node(origin, nodes, sent_to)
+        raise EngineError(f"{origin} redirects for ever")
+
+    def _opened(self, origin: str, method: str, path: str, body: object) -> Any:
+        request = urllib.request.Request(origin + path, method=method)
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
-        with self._foreign_errors():
-            return _OPENER.open(request, timeout=self._timeout)
+        return _OPENER.open(request, timeout=self._timeout)
 
     @contextmanager
     def _foreign_errors(self) -> Iterator[None]:

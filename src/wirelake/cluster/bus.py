@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import nats
@@ -152,6 +152,51 @@ class Bus:
         except _FAILURES as error:
             raise EngineError(f"no answer: {error}", retriable=True) from None
         return bytes(answer.data)
+
+    async def hear(
+        self, subject: str, take: Callable[[bytes, Callable[[bytes], Awaitable[None]]], None]
+    ) -> None:
+        """Call `take` with each request to a subject, and with what sends a part of its answer."""
+
+        async def receive(message: Msg) -> None:
+            async def reply(data: bytes) -> None:
+                with contextlib.suppress(*_FAILURES):
+                    await self._client.publish(message.reply, data)
+
+            if message.reply:
+                take(message.data, reply)
+
+        try:
+            made = await self._client.subscribe(f"{self.prefix}.{subject}", cb=receive)
+            await self._client.flush(timeout=TIMEOUT)
+        except _FAILURES as error:
+            raise EngineError(f"cannot subscribe: {error}", retriable=True) from None
+        self._subscriptions.append(made)
+
+    @contextlib.asynccontextmanager
+    async def asked(self, subject: str, data: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Ask, and yield the parts of the answer as they come; none where nobody listens.
+
+        Raises EngineError where there is no connection.
+        """
+        inbox = self._client.new_inbox()
+        try:
+            made = await self._client.subscribe(inbox)
+            await self._client.publish(f"{self.prefix}.{subject}", data, reply=inbox)
+        except _FAILURES as error:
+            raise EngineError(f"NATS cannot be asked: {error}", retriable=True) from None
+
+        async def parts() -> AsyncIterator[bytes]:
+            async for message in made.messages:
+                if not message.data:  # the server says that nobody listens
+                    return
+                yield message.data
+
+        try:
+            yield parts()
+        finally:
+            with contextlib.suppress(*_FAILURES):
+                await made.unsubscribe()
 
     # The table of owners
 

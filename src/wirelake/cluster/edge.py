@@ -53,6 +53,8 @@ FILTERS = 1000
 
 # What a parcel is, by its first byte; rows for subscribers begin with their own version.
 _RUN = ord("P")
+#: The second byte of a run of which somebody waits for all rows, whatever they ask for themselves.
+_ALL = 2
 _ANSWER = ord("A")
 _FILTERS = ord("F")
 _CONFIRMED = ord("C")
@@ -469,7 +471,8 @@ class Edge:
             brief = pack(table, asking, sender, whole=False)
             owner.runs[number] = _Run(session, brief, [places[row] for row in asking], len(rows))
             session.unanswered += 1
-        head = bytes([_RUN, is_waited_for]) + number.to_bytes(8)
+        asks = _ALL if session.waits_for_owners else is_waited_for
+        head = bytes([_RUN, asks]) + number.to_bytes(8)
         owner.write(b"".join((head, pack(table, rows, sender))), "pause", session)
 
     def _answered(self, owner: Upstream, answer: _Answer) -> None:
@@ -524,7 +527,7 @@ class Edge:
 
     def _publish(self, edge: Downstream, parcel: bytes | memoryview) -> None:
         """Publish rows for clients of another node, and answer when they are durable."""
-        asks, number, rows = bool(parcel[1]), int.from_bytes(parcel[2:10]), parcel[10:]
+        asks, number, rows = parcel[1], int.from_bytes(parcel[2:10]), parcel[10:]
         table = self._room(rows)
         edge.client_id = unpack(rows, table, numbered=True).decode()
         outcome = edge.outcome = _Outcome()
@@ -535,7 +538,7 @@ class Edge:
         answer = _Answer(number, outcome.refused, outcome.unasked, first.code, first.text)
         data = bytes([_ANSWER]) + msgspec.json.encode(answer)
         engine = self.node.engine
-        if outcome.kept and not engine.trouble:
+        if (outcome.kept or asks == _ALL) and not engine.trouble:
             lost = _Answer(number, failed="this may have been kept or not: try again")
             unknown = bytes([_ANSWER]) + msgspec.json.encode(lost)
             engine.after(lambda: edge.link.write(data), failed=lambda: edge.link.write(unknown))

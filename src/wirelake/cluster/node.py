@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import re
 import secrets
@@ -12,11 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from wirelake.broker.node import Figure, Node
 from wirelake.cluster.bus import Bus
+from wirelake.cluster.calls import Calls
 from wirelake.cluster.coordinator import GRACE, Coordinator, Partitions, end_tasks
 from wirelake.cluster.edge import Edge
 from wirelake.cluster.members import Event, Heartbeat, Timing, hash_settings
@@ -82,7 +85,9 @@ class ClusterNode:
         #: Returns figures of the journal: what is weak, and counters.
         self.tell_journal: Callable[[], dict[str, int | str]] = dict
         node.figures = self.figures
-        node.cluster = Resident(bus, self.coordinator, self.state)
+        self.calls = Calls(bus, me.node)
+        self.calls.answer = lambda: node.answer
+        node.cluster = Resident(bus, self.coordinator, self.state, self.calls)
         self._changes: deque[dict[str, object]] = deque(maxlen=CHANGES)
         self._bus = bus
         #: Called after every change of members and owners.
@@ -94,6 +99,7 @@ class ClusterNode:
         """Join the cluster; raises EngineError where NATS cannot be reached."""
         await self.peers.start(self.coordinator.timing.beat)
         await self._bus.answer(f"state.{self.coordinator.members.me.node}", self._answer)
+        await self.calls.start()
         await self.coordinator.start()
 
     def _changed(self) -> None:
@@ -154,11 +160,13 @@ class ClusterNode:
         """Hand all partitions over, and leave."""
         await self.coordinator.stop(grace)
         await self.peers.stop()
+        await self.calls.stop()
 
     async def abort(self) -> None:
         """Leave without a word, as a process that is killed."""
         await self.coordinator.abort()
         await self.peers.stop()
+        await self.calls.stop()
 
 
 def node_name(settings: Settings) -> str:
@@ -166,6 +174,19 @@ def node_name(settings: Settings) -> str:
     if settings.cluster.node:
         return settings.cluster.node
     return re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "node"
+
+
+def reachable(url: str) -> str:
+    """Return a URL of a listener as other machines know it, with the host's name for all addresses.
+
+    Empty where there is no listener.
+    """
+    parts = urlsplit(url)
+    try:
+        is_everywhere = ipaddress.ip_address(parts.hostname or "").is_unspecified
+    except ValueError:
+        return url
+    return f"{parts.scheme}://{socket.gethostname()}:{parts.port}" if is_everywhere else url
 
 
 def access_of(settings: Settings) -> Access:
@@ -269,7 +290,7 @@ class Joined:
             version=version,
             format=FORMAT,
             settings=_hash(self._settings),
-            http=http,
+            http=given.http or reachable(http),
             listeners=tuple(listeners),
         )
         timing = Timing(beat=given.beat, dead=given.dead, lease=given.lease)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wirelake.cluster.bus import Bus, check_name
+from wirelake.cluster.calls import MOST_BYTES, Calls
 from wirelake.cluster.coordinator import Coordinator
 from wirelake.cluster.members import Heartbeat
 from wirelake.cluster.operator import LISTEN, Operator
@@ -21,9 +22,14 @@ class Resident(Operator):
     """
 
     def __init__(
-        self, bus: Bus, coordinator: Coordinator, state: Callable[[], dict[str, object]]
+        self,
+        bus: Bus,
+        coordinator: Coordinator,
+        state: Callable[[], dict[str, object]],
+        calls: Calls,
     ) -> None:
         super().__init__(bus)
+        self._calls = calls
         self._coordinator = coordinator
         self._own_state = state
 
@@ -40,10 +46,45 @@ class Resident(Operator):
         """
         alive = await self.listen(seconds)
         told = await self.describe(alive, self._coordinator.ownership.table)
-        return {"node": self._coordinator.members.me.node, **told}
+        return {"node": self.name, **told}
+
+    @property
+    def name(self) -> str:
+        """The name of this node."""
+        return self._coordinator.members.me.node
+
+    @property
+    def most(self) -> int:
+        """Bytes that a question to another node has at most."""
+        return self._calls.most
+
+    def owner(self, partition: int) -> str:
+        """Return the node that owns a partition, empty where there is none."""
+        return self._coordinator.ownership.owner(partition)
+
+    def standbys(self, partition: int) -> list[str]:
+        """Return the nodes that follow a partition."""
+        alive = self._coordinator.members.alive()
+        owner = self.owner(partition)
+        return sorted(
+            name for name, one in alive.items() if partition in one.heartbeat.lag and name != owner
+        )
+
+    def nodes(self) -> dict[str, str]:
+        """Return where HTTP of each node that is alive is reached, by node; empty: nowhere."""
+        alive = self._coordinator.members.alive()
+        return {name: one.heartbeat.http for name, one in sorted(alive.items())}
+
+    async def ask(
+        self, node: str, question: bytes, *, timeout: float, most: int = MOST_BYTES
+    ) -> bytes:
+        """Ask the HTTP of another node, see `Calls.ask`."""
+        if not _is_name(node):
+            raise RefusedError("busy", "the name of a node cannot be used")
+        return await self._calls.ask(node, question, timeout=timeout, most=min(most, MOST_BYTES))
 
     async def _state(self, node: str) -> dict[str, Any]:
-        if node == self._coordinator.members.me.node:
+        if node == self.name:
             return self._own_state()
         if not _is_name(node):
             return {"links": [], "silent": True}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import cbor2
@@ -302,9 +303,15 @@ class OpSession(Session):
             if not self.rights.admin:
                 del state["events"]  # they tell who is there (decision 43)
         elif message.address == "$queues":
-            state = self.node.queues.states(self, now)
+            told, refused = partial(self._tell, message), partial(self.refuse, message)
+            self.node.list_queues(self, now, told, refused)
+            return
         else:
             raise RefusedError("not_found", f"there is no information about {message.address}")
+        self._tell(message, state)
+
+    def _tell(self, message: Message, state: object) -> None:
+        """Answer a question about the broker."""
         tells_json = DIALECTS[self.dialect].tells_json
         payload = json.dumps(state).encode() if tells_json else cbor2.dumps(state)
         self.send(

@@ -23,6 +23,7 @@ from wirelake.http.exchange import (
     answer,
     as_json,
     body,
+    is_forwarded,
     number,
     one,
     path_part,
@@ -33,7 +34,8 @@ from wirelake.http.exchange import (
     rights_of,
 )
 from wirelake.http.gate import Gate
-from wirelake.http.ledger import Ledger
+from wirelake.http.ledger import PROGRESS, Ledger
+from wirelake.http.relay import Extent, Relay
 from wirelake.journal.engine import Stored
 
 #: Messages that are moved in one turn of the broker's event loop.
@@ -45,7 +47,8 @@ SMALL_BODY = 64 << 10
 class Admin:
     """The endpoints of an operator."""
 
-    def __init__(self, gate: Gate, ledger: Ledger) -> None:
+    def __init__(self, gate: Gate, ledger: Ledger, relay: Relay) -> None:
+        self._relay = relay
         self._gate = gate
         self._node: Node = gate.node
         self._ledger = ledger
@@ -105,7 +108,17 @@ class Admin:
                 if rights.allows("subscribe", queue.settings.name)
             ]
 
-        return answer({"queues": await self._gate.ask(states)})
+        found = await self._gate.ask(states)
+        if self._is_asked_for_all(request):
+            told = await self._relay.ask_owners(request)
+            by_name = {one["name"]: one for part in told for one in part["queues"]}
+            by_name |= {one["name"]: one for one in found}
+            found = [by_name[name] for name in sorted(by_name)]
+        return answer({"queues": found})
+
+    def _is_asked_for_all(self, request: Request) -> bool:
+        """Whether other nodes have a part of what a request is for."""
+        return self._relay.is_shared and not is_forwarded(request)
 
     async def queue(self, request: Request) -> Response:
         """One queue: its settings and its state."""
@@ -185,6 +198,9 @@ class Admin:
             raise RefusedError("bad_request", "say where to: this is no queue of dead letters")
         count = number(one(found, "count", str(2**31)), "count", least=1)
         only = frozenset(number(one, "sequence") for one in found.get("sequence", ()))
+        if self._relay.is_shared and self._relay.is_elsewhere(to):
+            text = f"{to} is kept by another node: messages are moved within a node only"
+            raise RefusedError("conflict", text)
         return answer({"moved": await self._gate.run(self._move(name, to, count, only)), "to": to})
 
     async def _move(self, name: str, to: str, count: int, only: frozenset[int]) -> int:
@@ -221,20 +237,38 @@ class Admin:
         query(request)
         rights = rights_of(request, self._node)
         _require_reader(rights)
-        return answer({"queries": await self._gate.ask(self._progress)})
+        found = await self._gate.ask(self._queries)
+        if self._is_asked_for_all(request):
+            for told in await self._relay.ask_owners(request):
+                found += told["queries"]
+        if not is_forwarded(request):
+            extents = await self._relay.extents()
+            found = [self._with_lags(one, extents) for one in found]
+        return answer({"queries": sorted(found, key=lambda one: str(one["query"]))})
 
-    def _progress(self) -> list[dict[str, Any]]:
-        lags = self._ledger.lags()
+    def _queries(self) -> list[dict[str, Any]]:
         return [
             {
                 "query": query,
                 "time": int(progress.time * 1_000_000),
                 "offsets": {str(key): value for key, value in progress.offsets.items()},
-                "lags": {str(key): value for key, value in lags[query].items()},
-                "lag": sum(lags[query].values()),
             }
-            for query, progress in sorted(self._ledger.queries.items())
+            for query, progress in self._ledger.queries.items()
         ]
+
+    @staticmethod
+    def _with_lags(query: dict[str, Any], extents: dict[int, Extent]) -> dict[str, Any]:
+        """A query, with the rows of each partition that it has not read yet."""
+        offsets = query["offsets"]
+        lags = {
+            str(partition): max(0, one.next - offsets.get(str(partition), one.first))
+            for partition, one in extents.items()
+        }
+        return {**query, "lags": lags, "lag": sum(lags.values())}
+
+    def progress_key(self, request: Request) -> str:
+        """Where the progress of a request's query is kept."""
+        return PROGRESS + path_part(request, "query")
 
     async def advance(self, request: Request) -> Response:
         """A query says how far it has read."""
@@ -246,19 +280,22 @@ class Admin:
         name = path_part(request, "query")
         offsets = _parsed(await body(request, SMALL_BODY), dict[str, int])
 
-        def advance() -> int:
-            ends = {str(one.partition): one.next for one in self._node.engine.positions()}
-            for partition, offset in offsets.items():
-                if partition not in ends:
-                    raise RefusedError("bad_request", f"the log has no partition {partition}")
-                if not 0 <= offset <= ends[partition]:
-                    text = f"partition {partition} ends at {ends[partition]}, not {offset}"
-                    raise RefusedError("bad_request", text)
+        extents = await self._relay.extents()
+        ends = {str(partition): one.next for partition, one in extents.items()}
+        for partition, offset in offsets.items():
+            if partition not in ends:
+                raise RefusedError("bad_request", f"the log has no partition {partition}")
+            if not 0 <= offset <= ends[partition]:
+                text = f"partition {partition} ends at {ends[partition]}, not {offset}"
+                raise RefusedError("bad_request", text)
+
+        def advance() -> dict[str, Any]:
             numbers = {int(key): value for key, value in offsets.items()}
             self._ledger.advance(name, numbers, owner, admin=rights.admin)
-            return sum(self._ledger.lags()[name].values())
+            return next(one for one in self._queries() if one["query"] == name)
 
-        return answer({"query": name, "lag": await self._gate.change(advance)})
+        told = await self._gate.change(advance)
+        return answer({"query": name, "lag": self._with_lags(told, extents)["lag"]})
 
     async def forget(self, request: Request) -> Response:
         """A query reads no more."""

@@ -7,6 +7,7 @@ import dataclasses
 import html
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -35,6 +36,7 @@ from wirelake.http.exchange import (
     body,
     header,
     header_pairs,
+    is_forwarded,
     number,
     on_disconnect,
     on_failure,
@@ -50,11 +52,12 @@ from wirelake.http.exchange import (
 )
 from wirelake.http.gate import Gate
 from wirelake.http.keys import Keys
-from wirelake.http.ledger import Ledger
+from wirelake.http.ledger import PRODUCER, Ledger
 from wirelake.http.log import Held, Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
-from wirelake.http.publishing import Events, Publisher, Reader
+from wirelake.http.publishing import Events, Publisher, Reader, producer_name
+from wirelake.http.relay import Home, Relay, check_all
 from wirelake.http.rows import read_rows
 from wirelake.http.wire import Adopt, Wire
 from wirelake.journal.contract import Position
@@ -85,15 +88,16 @@ class Api:
         self._gate = gate
         self._node: Node = gate.node
         self._ledger = ledger
-        self.admin = Admin(gate, ledger)
-        self.keys = Keys(gate)
+        self.relay = Relay(gate)
+        self.admin = Admin(gate, ledger, self.relay)
+        self.keys = Keys(gate, self.relay)
         self.wire = Wire(gate, adopt)
         self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
         self._held = Held()
-        self._publisher = Publisher(gate, ledger, self._executor)
+        self._publisher = Publisher(gate, ledger, self._executor, self.relay)
         self._events: set[Events] = set()
         about = _page("", _ABOUT)
-        self.console = Console(gate, ledger, self._executor, about, listeners)
+        self.console = Console(gate, ledger, self._executor, about, listeners, self.relay)
         self.cluster = ClusterEndpoints(gate)
 
     def stop_events(self) -> None:
@@ -102,6 +106,7 @@ class Api:
             events.end()
         self.console.stop_live()
         self.wire.stop()
+        self.relay.stop()
 
     def close(self) -> None:
         """End the threads."""
@@ -163,6 +168,12 @@ class Api:
         await self._publisher.publish(rights, message, peer(request))
         return answer({"address": address}, 202)
 
+    def producer_key(self, request: Request) -> str:
+        """Where it is kept what the producer of a request has sent; empty without a producer."""
+        producer = one(query(request, "producer", "sequence"), "producer")
+        rights = rights_of(request, self._node)
+        return PRODUCER + producer_name(rights, producer) if producer else ""
+
     async def publish_rows(self, request: Request) -> Response:
         """Publish the rows of an Arrow stream."""
         found = query(request, "producer", "sequence")
@@ -219,29 +230,38 @@ class Api:
             raise RefusedError("unauthorized", "no right to read the log")
         if expression or "filter" in found:
             select(rights, found.get("filter", []), (), expression=expression)
-        positions = await self._positions()
-        shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in positions]
-        if given:
-            moment = parse_time(given, "time")
-            for position, described in zip(positions, shown, strict=True):
-                described["at"] = await self._find(position, moment)
+        moment = parse_time(given, "time") if given else None
+        shown = await self._described(moment)
+        if self.relay.is_shared and not is_forwarded(request):
+            shown = await self._of_all_nodes(request, shown)
         return answer({"partitions": shown, "log": self._node.engine.log_id})
 
-    async def _positions(self, wanted: int | None = None) -> list[Position]:
-        """Where the partitions begin and end.
-
-        Raises RefusedError (`busy`) where another node of a cluster owns one of them, or the one
-        that is wanted: rows that are not here must not look as if there were none.
-        """
+    async def _described(self, moment: int | None) -> list[dict[str, Any]]:
+        """The partitions that are here, with the offsets of a moment where one is given."""
         engine = self._node.engine
         positions = await self._gate.ask(engine.positions)
-        if engine.is_shared:
-            numbers = [one.partition for one in positions if wanted in (None, one.partition)]
-            away = [str(number) for number in numbers if not engine.is_here(number)]
-            if away:
-                text = f"other nodes of the cluster own these partitions: {', '.join(away)}"
-                raise RefusedError("busy", text)
-        return positions
+        here = [one for one in positions if engine.answers_for(one.partition)]
+        shown: list[dict[str, Any]] = [dataclasses.asdict(position) for position in here]
+        if moment is not None:
+            for position, described in zip(here, shown, strict=True):
+                described["at"] = await self._find(position, moment)
+        return shown
+
+    async def _of_all_nodes(
+        self, request: Request, mine: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The partitions of the whole cluster, as their owners tell them, and who has them.
+
+        Raises RefusedError (`busy`) while one has no owner: rows that nobody tells of must not look
+        as if there were none.
+        """
+        told = await self.relay.ask_owners(request)
+        found = {one["partition"]: one for part in told for one in part["partitions"]}
+        found |= {one["partition"]: one for one in mine}
+        places = await self.relay.places()
+        if self._node.engine.partitions:
+            check_all(found, len(places))
+        return [{**found[one], "nodes": places[one]} for one in sorted(found)]
 
     async def _find(self, position: Position, moment: int) -> int:
         loop = asyncio.get_running_loop()
@@ -260,20 +280,33 @@ class Api:
         expression = one(found, "pattern")
         selection = select(rights, found.get("filter", []), columns, limit, expression)
         wanted = number(path_part(request, "partition"), "the partition")
-        positions = await self._positions(wanted)
+        engine = self._node.engine
+        positions = await self._gate.ask(engine.positions)
         if wanted >= len(positions):
             raise RefusedError("not_found", f"the log has {len(positions)} partitions")
-        id = self._node.engine.log_id
-        if one(found, "log") not in ("", id):
-            raise RangeError(f"this is another log: {id}", id, positions[wanted])
-        start, stop = await self._range(found, positions[wanted], selection)
+        position = positions[wanted]
+        if engine.is_shared and not engine.is_here(wanted) and not _has(position, found):
+            return await self.relay.redirect(request, wanted)
+        if one(found, "log") not in ("", engine.log_id):
+            raise RangeError(f"this is another log: {engine.log_id}", engine.log_id, position)
+        if engine.is_shared and engine.is_here(wanted) and _is_behind(position, found):
+            position = await self._proved(wanted)
+        start, stop = await self._range(found, position, selection)
         headers = {"Wirelake-From": str(start)}
         if limit < 0 or selection.has_every_row:
             headers["Wirelake-Next"] = str(stop)
-        pieces = parts(self._node.engine, wanted, start, stop, selection)
+        pieces = parts(engine, wanted, start, stop, selection)
         reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
         content = reader.checked(stream(pieces, self._executor, self._held))
         return Stream(content, headers, ARROW, lambda: self._gate.tell(reader.close))
+
+    async def _proved(self, partition: int) -> Position:
+        """Where a partition ends, of which this node has proved that it still owns it.
+
+        Raises RefusedError (`busy`) where it does not.
+        """
+        await self._gate.change(lambda: self._node.store.prove(partition))
+        return (await self._gate.ask(self._node.engine.positions))[partition]
 
     async def _range(
         self, found: dict[str, list[str]], position: Position, selection: Selection
@@ -298,10 +331,29 @@ class Api:
         return start, stop
 
 
+def _has(position: Position, found: dict[str, list[str]]) -> bool:
+    """Whether a copy of a partition that another node owns has the rows that are asked for.
+
+    It has those of a range whose both ends are given and lie in it. What else may be asked for
+    depends on where the partition begins and ends now, which the owner alone knows.
+    """
+    if "from" not in found or "to" not in found:
+        return False
+    start, stop = number(one(found, "from"), "from"), number(one(found, "to"), "to")
+    return position.first <= start <= stop <= position.next
+
+
+def _is_behind(position: Position, found: dict[str, list[str]]) -> bool:
+    """Whether rows are asked for that a partition does not have yet, as far as this node knows."""
+    asked = [number(one(found, name), name) for name in ("from", "to") if one(found, name)]
+    return max(asked, default=0) > position.next
+
+
 def routes(api: Api) -> list[Resource]:
     """Return the routes, longer paths first, since an address may have any number of slashes."""
     admin, keys, console, cluster = api.admin, api.keys, api.console, api.cluster
-    return [
+    queue, key = partial(path_part, name="name"), partial(path_part, name="key")
+    made = [
         Resource("/", GET=console.page),
         Resource("/console/{file:path}", GET=console.file),
         Resource("/docs", GET=api.docs),
@@ -321,14 +373,16 @@ def routes(api: Api) -> list[Resource]:
         Resource("/v1/cluster/nodes/{node}/drain", PUT=cluster.drain, DELETE=cluster.end_drain),
         Resource("/v1/cluster/partitions/{partition}/move", POST=cluster.move),
         Resource("/v1/queues", GET=admin.queues),
-        Resource("/v1/queues/{name:path}/messages", GET=admin.peek),
-        Resource("/v1/queues/{name:path}/depths", GET=console.depths),
-        Resource("/v1/queues/{name:path}/purge", POST=admin.purge),
-        Resource("/v1/queues/{name:path}/move", POST=admin.move),
-        Resource("/v1/queues/{name:path}", GET=admin.queue, PUT=admin.declare, DELETE=admin.remove),
+        Resource("/v1/queues/{name:path}/messages", queue, GET=admin.peek),
+        Resource("/v1/queues/{name:path}/depths", queue, GET=console.depths),
+        Resource("/v1/queues/{name:path}/purge", queue, POST=admin.purge),
+        Resource("/v1/queues/{name:path}/move", queue, POST=admin.move),
+        Resource(
+            "/v1/queues/{name:path}", queue, GET=admin.queue, PUT=admin.declare, DELETE=admin.remove
+        ),
         Resource("/v1/store", GET=keys.list),
-        Resource("/v1/store/{key:path}", GET=keys.read, PUT=keys.write, DELETE=keys.delete),
-        Resource("/v1/publish", POST=api.publish_rows),
+        Resource("/v1/store/{key:path}", key, GET=keys.read, PUT=keys.write, DELETE=keys.delete),
+        Resource("/v1/publish", api.producer_key, POST=api.publish_rows),
         Resource("/v1/publish/{address:path}", POST=api.publish),
         Resource("/v1/events", GET=api.events),
         Resource("/v1/log", GET=api.log),
@@ -341,24 +395,39 @@ def routes(api: Api) -> list[Resource]:
         Resource("/v1/trace", GET=console.trace, PUT=console.begin_trace, DELETE=console.end_trace),
         Resource("/v1/log/{partition}", GET=api.partition),
         Resource("/v1/progress", GET=admin.progress),
-        Resource("/v1/progress/{query}", POST=admin.advance, DELETE=admin.forget),
+        Resource(
+            "/v1/progress/{query}", admin.progress_key, POST=admin.advance, DELETE=admin.forget
+        ),
     ]
+    for resource in made:
+        resource.relay = api.relay
+    return made
 
 
 class Resource(Route):
     """A path and what can be done to it: all other methods are refused, whoever else would match.
 
     Otherwise a PUT to `/v1/queues/jobs/purge` would make a queue of that name.
+
+    `home` names what a request is about, if that belongs to one partition: then the node that owns
+    the partition does the request.
     """
 
-    def __init__(self, path: str, **endpoints: Endpoint) -> None:
+    relay: Relay
+
+    def __init__(self, path: str, home: Home | None = None, **endpoints: Endpoint) -> None:
         self.endpoints = endpoints
+        self._home = home
         super().__init__(path, self._do, methods=_METHODS)
 
     async def _do(self, request: Request) -> Response:
         endpoint = self.endpoints.get("GET" if request.method == "HEAD" else request.method)
         if endpoint is None:
             raise HTTPException(405, headers={"Allow": ", ".join(sorted(self.endpoints))})
+        if self._home is not None and self.relay.is_shared:
+            name = self._home(request)
+            if name and self.relay.is_elsewhere(name):
+                return await self.relay.pass_on(request, name)
         return await endpoint(request)
 
 
@@ -380,6 +449,7 @@ def application(api: Api, *, local: bool, origins: Sequence[str] = ()) -> ASGIAp
         },
     )
     app.router.redirect_slashes = False
+    api.relay.app = app
     return Protection(app)  # outside of all else, so that answers to failures have the headers, too
 
 

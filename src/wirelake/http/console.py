@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -43,9 +44,10 @@ from wirelake.http.gate import Gate
 from wirelake.http.inspection import MOST_BYTES, inspect, traced, translations
 from wirelake.http.ledger import Ledger
 from wirelake.http.live import MOST_FILTERS, MOST_LIVE, MOST_RATE, Live
-from wirelake.http.log import parse_time, select
+from wirelake.http.log import Selection, parse_time, select
 from wirelake.http.logins import Logins, cookie_header
 from wirelake.http.publishing import Reader
+from wirelake.http.relay import Relay, check_all
 from wirelake.http.search import (
     BUDGET,
     EXPORT_BUDGET,
@@ -53,12 +55,14 @@ from wirelake.http.search import (
     MOST_BUCKETS,
     MOST_EXPORTED,
     MOST_ROWS,
+    Found,
     Wanted,
     as_csv,
     as_lines,
     as_told,
     histogram,
-    search,
+    look,
+    put_together,
 )
 from wirelake.http.sql import MAX_SQL, Sql, is_there
 from wirelake.message import Message
@@ -86,8 +90,11 @@ class Console:
         ledger: Ledger,
         executor: Executor,
         about: str,
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[Listener],
+        relay: Relay,
     ) -> None:
+        self._relay = relay
+        relay.answers |= {"rows": self._tell_rows, "histogram": self._tell_histogram}
         self._gate = gate
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
@@ -316,33 +323,68 @@ class Console:
                 raise RefusedError("bad_request", "offset is PARTITION:OFFSET")
             ((only, offset),) = place.items()
             before = before or {only: offset + 1}
-        work = partial(
-            search,
-            self._node.engine,
-            select(rights, found.get("filter", ()), ()),
-            _wanted(found),
-            start=start,
-            stop=stop,
-            before=before,
-            only=only,
-            limit=limit,
-            budget=BUDGET if form == "json" else EXPORT_BUDGET,
-        )
+        longest = 1 << 20 if limit <= 10 else LONGEST
+        asked = {
+            "selection": dataclasses.asdict(select(rights, found.get("filter", ()), ())),
+            "wanted": dataclasses.asdict(_wanted(found)),
+            "start": start,
+            "stop": stop,
+            "before": before,
+            "only": only,
+            "limit": limit,
+            "budget": BUDGET if form == "json" else EXPORT_BUDGET,
+            "longest": longest + 1 if form == "json" else 0,
+        }
         reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
         try:
-            told = await self._run(work)
+            parts = await self._tell_rows(asked)
+            if self._relay.is_shared:
+                for some in await self._relay.question("rows", asked):
+                    parts += msgspec.convert(some, list[Found])
+                if only is None:
+                    check_all({part.partition for part in parts}, self._node.engine.partitions)
+            told = put_together(parts, limit)
             if reader.is_revoked:
                 raise RefusedError("unauthorized", "the rights of this token have changed")
         finally:
             self._gate.tell(reader.close)
         if form == "json":
-            longest = 1 << 20 if limit <= 10 else LONGEST
             return answer({**told, "rows": [as_told(row, longest) for row in told["rows"]]})
         told["rows"].reverse()
         write, media = (as_lines, "application/jsonl") if form == "jsonl" else (as_csv, "text/csv")
         content = await self._run(partial(write, told["rows"]))
         headers = {"Content-Disposition": f'attachment; filename="wirelake-log.{form}"'}
         return Response(content, 200, headers, media)
+
+    async def _tell_rows(self, asked: dict[str, Any]) -> list[Found]:
+        """The rows of a search that this node owns; payloads are cut for other nodes."""
+        work = partial(
+            look,
+            self._node.engine,
+            msgspec.convert(asked["selection"], Selection),
+            msgspec.convert(asked["wanted"], Wanted),
+            **{
+                name: asked[name] for name in ("start", "stop", "before", "only", "limit", "budget")
+            },
+        )
+        found = await self._run(work)
+        if longest := asked["longest"]:
+            for row in (row for part in found for row in part.rows):
+                row["payload_bytes"] = row["payload_bytes"][:longest]
+        return found
+
+    async def _tell_histogram(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """How many rows this node owns of which time."""
+        work = partial(
+            histogram,
+            self._node.engine,
+            msgspec.convert(asked["selection"], Selection),
+            msgspec.convert(asked["wanted"], Wanted),
+            asked["start"],
+            asked["stop"],
+            asked["buckets"],
+        )
+        return await self._run(work)
 
     async def histogram(self, request: Request) -> Response:
         """How many rows the log has of which time."""
@@ -353,10 +395,24 @@ class Console:
             raise RefusedError("bad_request", "time_to is before time_from")
         buckets = number(one(found, "buckets", "60"), "buckets", least=1, most=MOST_BUCKETS)
         selection = select(rights, found.get("filter", ()), ())
-        work = partial(
-            histogram, self._node.engine, selection, _wanted(found), start, stop, buckets
-        )
-        return answer(await self._run(work))
+        if self._relay.is_shared:  # all nodes must count the same times
+            filled = [one for one in (await self._relay.extents()).values() if one.next > one.first]
+            start = start or min((one.first_time for one in filled), default=0)
+            stop = stop or max((one.last_time for one in filled), default=0) + 1
+        asked = {
+            "selection": dataclasses.asdict(selection),
+            "wanted": dataclasses.asdict(_wanted(found)),
+            "start": start,
+            "stop": stop,
+            "buckets": buckets,
+        }
+        told = await self._tell_histogram(asked)
+        if self._relay.is_shared:
+            parts = [told, *await self._relay.question("histogram", asked)]
+            counts = (one["counts"] for one in parts)
+            told["counts"] = [sum(some) for some in zip(*counts, strict=True)]
+            told["since"] = max(one["since"] for one in parts)
+        return answer(told)
 
     def _reader(self, request: Request) -> Rights:
         """The rights of somebody who may read some of the log."""

@@ -46,6 +46,7 @@ STATUSES = {
     "timeout": 504,
     "busy": 503,
     "closed": 503,
+    "moved": 307,
 }
 
 #: What a page of ours may load: files of this server, and nothing written into the page itself.
@@ -99,7 +100,7 @@ def refused(
     code: str, text: str, status: int = 0, headers: Mapping[str, str] | None = None, **more: object
 ) -> Response:
     """An error, as every one looks."""
-    status = status or STATUSES[code]
+    status = status or STATUSES.get(code, 500)  # a newer node may have a code of its own
     extra = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
@@ -137,8 +138,7 @@ async def on_refused(request: Request, error: Exception) -> Response:
         case PreconditionError():
             return refused(error.code, error.text, 412)
         case RefusedError():
-            has_token = bool(request.headers.get("authorization")) or has_cookie(request)
-            status = 401 if error.code == "unauthorized" and not has_token else 0
+            status = 401 if error.code == "unauthorized" and not has_token(request) else 0
             return refused(error.code, error.text, status)
         case EngineError():
             return refused("busy", error.reason)
@@ -344,8 +344,23 @@ def peer(request: Request) -> str:
     return f"{request.client.host}:{request.client.port}" if request.client else "?"
 
 
+def is_forwarded(request: Request) -> bool:
+    """Whether another node sent this: it is answered for the partitions of this node alone."""
+    return "rights" in request.scope
+
+
+def has_token(request: Request) -> bool:
+    """Whether a request says who its sender is."""
+    if is_forwarded(request):
+        return bool(request.scope["has_token"])
+    return bool(request.headers.get("authorization")) or has_cookie(request)
+
+
 def rights_of(request: Request, node: Node, *, reads: bool = False) -> Rights:
     """Return the rights of a request's sender; `reads`: it changes nothing, by any method."""
+    if is_forwarded(request):  # by a node that has found them
+        found: Rights = request.scope["rights"]
+        return found
     given = request.headers.get("authorization", "")
     if not given:
         logins: Logins = request.scope["logins"]

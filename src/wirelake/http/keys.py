@@ -22,6 +22,7 @@ from wirelake.http.exchange import (
     answer,
     body,
     header,
+    is_forwarded,
     number,
     one,
     path_part,
@@ -32,6 +33,7 @@ from wirelake.http.exchange import (
     value_as_json,
 )
 from wirelake.http.gate import Gate
+from wirelake.http.relay import Relay
 from wirelake.journal.engine import Entry
 from wirelake.message import LARGEST, Message
 
@@ -41,7 +43,8 @@ _ETAG = re.compile(r'"([0-9]{1,18})"')
 class Keys:
     """The endpoints of the data store."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, relay: Relay) -> None:
+        self._relay = relay
         self._gate = gate
         self._node: Node = gate.node
 
@@ -71,10 +74,14 @@ class Keys:
             size += len(value)
             if shown and size > MOST_BYTES:
                 break
-            more = {"expires": entry.expires} if entry.expires else {}
-            described = {"key": entry.key, "revision": entry.revision, **more}
+            expires = {"expires": entry.expires} if entry.expires else {}
+            described = {"key": entry.key, "revision": entry.revision, **expires}
             shown.append({**described, **value_as_json(value, "value")})
-        return answer({"keys": shown, "more": bool(after) or len(shown) < len(entries)})
+        more = bool(after) or len(shown) < len(entries)
+        if self._relay.is_shared and not is_forwarded(request):
+            parts = [{"keys": shown, "more": more}, *await self._relay.ask_owners(request)]
+            shown, more = _merged(parts, limit)
+        return answer({"keys": shown, "more": more})
 
     async def read(self, request: Request) -> Response:
         """A key's value."""
@@ -145,6 +152,24 @@ class Keys:
 
     def _session(self, request: Request, rights: Rights) -> _Visit:
         return _Visit(self._node, rights, peer(request))
+
+
+def _merged(parts: list[dict[str, Any]], limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """Pages of several nodes as one, and whether there are more keys.
+
+    Behind the last key of a page that has more, only that node knows what comes next.
+    """
+    known = [part["keys"][-1]["key"] for part in parts if part["more"] and part["keys"]]
+    found = sorted((one for part in parts for one in part["keys"]), key=lambda one: one["key"])
+    shown: list[dict[str, Any]] = []
+    size = 0
+    for entry in found:
+        size += len(entry.get("value", entry.get("base64", "")))
+        is_certain = not known or entry["key"] <= min(known)
+        if not is_certain or len(shown) >= limit or (shown and size > MOST_BYTES):
+            return shown, True
+        shown.append(entry)
+    return shown, any(part["more"] for part in parts)
 
 
 class _Visit:

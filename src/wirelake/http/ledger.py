@@ -91,11 +91,11 @@ class Ledger:
         check_address(PRODUCER + name)
         return self.producers.get(name) or Producer()
 
-    def begin(self, name: str, batch: str) -> None:
-        """A producer's batch is about to be published."""
+    def begin(self, name: str, batch: str, ends: list[int]) -> None:
+        """A producer's batch is about to be published; `ends` are those of the log now."""
         known = self.producers.setdefault(name, Producer())
         known.begun = batch
-        known.ends = [position.next for position in self._engine.positions()]
+        known.ends = ends
         self._keep_producer(name, known)
         if len(self.producers) > MAX_PRODUCERS:
             oldest = min(self.producers, key=lambda one: self.producers[one].time)

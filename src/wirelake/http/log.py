@@ -211,11 +211,11 @@ def _in_order(
     may_match = _address_test(selection)
     for stored in engine.read(partition, start, stop, may_match=may_match) if start < stop else ():
         if stored.base > at:
-            _check_kept(engine, partition, at)
+            _check_kept(engine, partition, at, stored.base)
         at = stored.base + stored.count
         yield stored
     if at < stop:
-        _check_kept(engine, partition, at)
+        _check_kept(engine, partition, at, stop)
 
 
 def _address_test(selection: Selection) -> Callable[[str], bool] | None:
@@ -233,10 +233,16 @@ def _address_test(selection: Selection) -> Callable[[str], bool] | None:
     return is_wanted
 
 
-def _check_kept(engine: Engine, partition: int, at: int) -> None:
-    first = engine.positions()[partition].first
-    if first > at:
-        raise EngineError(f"the rows up to {first} were deleted while they were read")
+def _check_kept(engine: Engine, partition: int, at: int, stop: int) -> None:
+    """Raise EngineError where rows [at, stop) are missing because they are gone.
+
+    A copy of another node's partition may have been replaced by one that begins elsewhere.
+    """
+    position = engine.positions()[partition]
+    if position.first > at:
+        raise EngineError(f"the rows up to {position.first} were deleted while they were read")
+    if position.next < stop:
+        raise EngineError(f"the rows from {position.next} on are not here any more")
 
 
 def between(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:

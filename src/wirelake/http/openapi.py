@@ -37,7 +37,7 @@ _SCHEMAS: Json = {
             "error": {
                 "enum": [
                     "bad_request", "unauthorized", "not_found", "exists", "conflict", "too_large",
-                    "no_service", "timeout", "busy", "closed", "internal",
+                    "no_service", "timeout", "busy", "closed", "internal", "moved",
                 ]
             },
             "text": _TEXT,
@@ -112,9 +112,16 @@ _SCHEMAS: Json = {
         "type": "object",
         "description": "Offsets from `first` up to, without, `next`; times in µs since 1970.",
         "required": ["partition", "first", "next", "first_time", "last_time", "bytes"],
-        "properties": dict.fromkeys(
-            ("partition", "first", "next", "first_time", "last_time", "bytes", "at"), _COUNT
-        ),
+        "properties": {
+            **dict.fromkeys(
+                ("partition", "first", "next", "first_time", "last_time", "bytes", "at"), _COUNT
+            ),
+            "nodes": {
+                "type": "array",
+                "items": _TEXT,
+                "description": "In a cluster: where HTTP has it, its owner first.",
+            },
+        },
     },
 }  # fmt: skip
 
@@ -452,7 +459,7 @@ _PATHS: dict[str, Json] = {
             _in_query("ttl", {"type": "integer", "minimum": 0, "maximum": 2147483647}, "In ms."),
             _IF_MATCH,
             _in_header("If-None-Match", _TEXT, "`*`: only if there is no such key."),
-            errors=(409, 412, 413, 504),
+            errors=(307, 409, 412, 413, 504),
             body=_RAW,
             needs_body=False,
             content=_BYTES,
@@ -468,7 +475,7 @@ _PATHS: dict[str, Json] = {
             {202: _object(published=_COUNT, duplicate={"type": "boolean"})},
             _in_query("producer", {"type": "string"}, "Who numbers batches."),
             _in_query("sequence", {"type": "string"}, "The batch; published once."),
-            errors=(409, 413, 504),
+            errors=(307, 409, 413, 504),
             body=_RAW,
             content=_ARROW,
             text="Columns `address` and `payload`; `id`, `correlation_id`, `content_type`, "
@@ -533,7 +540,7 @@ _PATHS: dict[str, Json] = {
             ),
             _in_query("columns", _TEXT, "Names of columns, with commas."),
             _in_query("limit", _COUNT, "So many rows at most."),
-            errors=(404, 413, 416),
+            errors=(307, 404, 413, 416),
         )
     },
     "/v1/rows": {

@@ -20,7 +20,7 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
@@ -36,6 +36,7 @@ from wirelake.errors import RefusedError
 from wirelake.http.exchange import CutOffError, as_json, require
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import PRODUCER, Ledger, Producer
+from wirelake.http.relay import Relay
 from wirelake.http.rows import CHUNK, Rows
 from wirelake.journal.arrow_stream import decode
 from wirelake.message import Message
@@ -56,7 +57,9 @@ _encode = msgspec.json.Encoder().encode
 class Publisher:
     """Publishes what comes by HTTP."""
 
-    def __init__(self, gate: Gate, ledger: Ledger, executor: Executor) -> None:
+    def __init__(self, gate: Gate, ledger: Ledger, executor: Executor, relay: Relay) -> None:
+        self._relay = relay
+        relay.answers["kept"] = self._tell_kept
         self._gate = gate
         self._node: Node = gate.node
         self._ledger = ledger
@@ -93,7 +96,7 @@ class Publisher:
 
         Producers belong to a token: nobody can say of another's batch that it is done.
         """
-        name = f"{quote(rights.name, safe='')}/{producer}"
+        name = producer_name(rights, producer)
         turn, users = self._turns.get(name, (asyncio.Lock(), 0))
         self._turns[name] = (turn, users + 1)
         try:
@@ -112,12 +115,12 @@ class Publisher:
             return False
         if known.begun == sequence:
             loop = asyncio.get_running_loop()
-            await self._gate.change(bool)  # what was published must be in the log by now
-            kept = await loop.run_in_executor(self._executor, self._kept, producer, known)
+            kept = await self._kept(PRODUCER + producer, known)
             rows = await loop.run_in_executor(self._executor, rows.without, kept)
         else:
             await self._gate.change(lambda: self._check(rights, rows, peer))
-            await self._gate.change(lambda: self._ledger.begin(producer, sequence))
+            ends = [one.next for one in (await self._relay.extents()).values()]
+            await self._gate.change(lambda: self._ledger.begin(producer, sequence, ends))
         source = PRODUCER + producer
         await self._gate.run(self._publish(rights, rows, peer, source, f"{sequence}-"))
         # Not before the rows are durable: rather twice than never.
@@ -139,18 +142,55 @@ class Publisher:
             for batch in rows.batches:
                 if sender.session.is_revoked:
                     break
+                if ids and self._node.engine.is_shared:
+                    await self._check_home(source, failures)
                 sender.publish(_with_ids(batch, ids, done) if ids else batch, self._table)
                 done += batch.num_rows
                 await asyncio.sleep(0)
                 await sender.wait()
+                if ids:  # so that what is kept of an address is always its first rows
+                    await sender.finish()
             await sender.finish()
             await self._gate.durable(failures)
 
-    def _kept(self, producer: str, known: Producer) -> dict[str, int]:
+    async def _check_home(self, producer: str, failures: int) -> None:
+        """On the broker's loop: raise unless this node certainly keeps a producer's progress now.
+
+        One that was stopped for a while may have been replaced, and its batch be published by
+        another node.
+        """
+        home = self._node.engine.home(producer)
+        if not self._node.engine.may_read(home):
+            self._node.store.prove(home)
+            await self._gate.durable(failures)
+
+    async def _kept(self, source: str, known: Producer) -> dict[str, int]:
         """How many rows of each topic the log has of the batch that a producer had begun."""
+        asked = {"source": source, "ends": known.ends}
+        told = [await self._tell_kept(asked)]
+        if self._relay.is_shared:
+            told += await self._relay.question("kept", asked)
+        looked_at = [partition for one in told for partition in one["partitions"]]
+        if sorted(looked_at) != list(range(self._node.engine.partitions)):
+            raise RefusedError("busy", "partitions are changing their owners")
         kept: Counter[str] = Counter()
-        source = PRODUCER + producer
-        for position, begin in zip(self._node.engine.positions(), known.ends, strict=False):
+        for one in told:
+            kept.update(one["kept"])
+        return dict(kept)
+
+    async def _tell_kept(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """How many rows of each topic a source has in the partitions that are here."""
+        loop = asyncio.get_running_loop()
+        await self._gate.change(bool)  # what was published must be in the log by now
+        source, ends = asked["source"], asked["ends"]
+        return await loop.run_in_executor(self._executor, self._kept_here, source, ends)
+
+    def _kept_here(self, source: str, ends: list[int]) -> dict[str, Any]:
+        kept: Counter[str] = Counter()
+        engine = self._node.engine
+        here = [one for one in engine.positions() if engine.is_here(one.partition)]
+        for position in here:
+            begin = ends[position.partition] if position.partition < len(ends) else position.next
             start = max(begin, position.first)
             if start >= position.next:
                 continue
@@ -165,7 +205,12 @@ class Publisher:
                 )
                 for value in pc.value_counts(batch.column("address").filter(mine)):
                     kept[value["values"].as_py()] += value["counts"].as_py()
-        return dict(kept)
+        return {"kept": dict(kept), "partitions": [one.partition for one in here]}
+
+
+def producer_name(rights: Rights, producer: str) -> str:
+    """The name of a producer among those of all tokens."""
+    return f"{quote(rights.name, safe='')}/{producer}"
 
 
 class _Sender:

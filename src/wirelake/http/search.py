@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,6 +37,8 @@ EXPORT_BUDGET = 20.0
 #: Bytes of payloads in an answer; a payload beyond `LONGEST` is cut where many rows are asked for.
 LONGEST = 4_096
 MOST_BUCKETS = 240
+#: Behind every partition and offset.
+LAST = 1 << 62
 
 COLUMNS = (
     "partition", "offset", "time", "address", "op", "dialect", "id", "correlation_id", "source",
@@ -105,7 +108,18 @@ class _Part:
         return self.low <= self.first
 
 
-def search(
+class Found(msgspec.Struct):
+    """What a search has found in one partition; it travels between nodes."""
+
+    partition: int
+    first: int
+    low: int  # rows from here on have been read, and those that are wanted are in `rows`
+    rows: list[dict[str, Any]]
+    #: Older rows may be missing: those that are not behind this time, partition and offset.
+    horizon: tuple[int, int, int] | None
+
+
+def look(
     engine: Engine,
     selection: Selection,
     wanted: Wanted,
@@ -116,16 +130,17 @@ def search(
     limit: int = 100,
     only: int | None = None,
     budget: float = BUDGET,
-) -> dict[str, Any]:
-    """The newest rows received in [start, stop) µs, 0 for open ends, or before these offsets.
+) -> list[Found]:
+    """The newest rows of the partitions that are here, at most `limit` of them in all.
 
-    With `only`, those of one partition.
+    They were received in [start, stop) µs, 0 for open ends, or are before these offsets. With
+    `only`, those of one partition. `put_together` makes an answer of what one or more nodes found.
     """
     deadline = float("inf")
     parts = [
         _part(engine, one, start, stop, before or {})
         for one in engine.positions()
-        if only in (None, one.partition)
+        if only in (None, one.partition) and engine.answers_for(one.partition)
     ]
     while True:
         left = [part for part in parts if not part.is_done]
@@ -136,7 +151,36 @@ def search(
         _read_window(engine, max(left, key=lambda part: part.low_time), selection, wanted)
         if deadline == float("inf"):  # the first window makes pyarrow load what it needs
             deadline = time.monotonic() + budget
-    certain.sort(key=lambda row: (row["time"], row["partition"], row["offset"]), reverse=True)
+    return newest(parts, limit)
+
+
+def newest(parts: list[_Part], limit: int) -> list[Found]:
+    """What of the rows that were read is told: the newest ones."""
+    rows = sorted((row for part in parts for row in part.rows), key=_order, reverse=True)
+    kept = {_order(row) for row in rows[:limit]}
+    return [_found(part, kept) for part in parts]
+
+
+def _order(row: dict[str, Any]) -> tuple[int, int, int]:
+    return row["time"], row["partition"], row["offset"]
+
+
+def _found(part: _Part, kept: set[tuple[int, int, int]]) -> Found:
+    """What of a partition is told, if these rows are."""
+    left = [row for row in part.rows if _order(row) not in kept]
+    rows = [row for row in part.rows if _order(row) in kept]
+    if left:
+        low = max(row["offset"] for row in left) + 1
+        return Found(part.partition, part.first, low, rows, max(map(_order, left)))
+    horizon = None if part.is_done else (part.low_time, LAST, LAST)
+    return Found(part.partition, part.first, part.low, rows, horizon)
+
+
+def put_together(parts: list[Found], limit: int) -> dict[str, Any]:
+    """The newest rows of partitions that were searched apart, and from where to go on."""
+    horizon = max((part.horizon for part in parts if part.horizon is not None), default=(-1, 0, 0))
+    certain = [row for part in parts for row in part.rows if _order(row) > horizon]
+    certain.sort(key=_order, reverse=True)
     rows = certain[:limit]
     told = {(row["partition"], row["offset"]) for row in rows}
     cursor = {}
@@ -262,7 +306,11 @@ def histogram(
     Offsets count rows, so where all rows are wanted only the ends of each part are looked up. Else
     rows are read from the newest on, for `budget` seconds: `since` says from when on all were.
     """
-    positions = [one for one in engine.positions() if one.next > one.first]
+    positions = [
+        one
+        for one in engine.positions()
+        if one.next > one.first and engine.answers_for(one.partition)
+    ]
     start = start or min((one.first_time for one in positions), default=0)
     stop = stop or max((one.last_time for one in positions), default=0) + 1
     width = max(1, -(-(stop - start) // buckets))
@@ -291,7 +339,11 @@ def _count(
     """Count wanted rows in parts of the time; return the time from which on all were counted."""
     start, stop, width = scale
     deadline = float("inf")
-    parts = [_part(engine, one, start, stop, {}) for one in engine.positions()]
+    parts = [
+        _part(engine, one, start, stop, {})
+        for one in engine.positions()
+        if engine.answers_for(one.partition)
+    ]
     while left := [part for part in parts if not part.is_done]:
         if time.monotonic() > deadline:
             return max(start, *(part.low_time for part in left))

@@ -30,6 +30,7 @@ from wirelake.http.app import Api, application
 from wirelake.http.exchange import PROTECTION
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
+from wirelake.http.relay import Relay
 from wirelake.http.wire import Adopt
 
 #: How long a client may take to send the head of a request, and to read anything (seconds).
@@ -113,7 +114,7 @@ class HttpServer:
             timeout_graceful_shutdown=GRACE,
             ssl_context_factory=None if tls is None else lambda config, make: tls,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, self._api.relay)
         self._thread = threading.Thread(
             target=self._server.run, args=([bound],), name="wirelake http", daemon=True
         )
@@ -159,13 +160,15 @@ class HttpServer:
 class _Server(uvicorn.Server):
     """Uvicorn that says when it is there, and ends streams that would never end."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, relay: Relay) -> None:
         super().__init__(config)
+        self._relay = relay
         self.ready = threading.Event()
         self.on_exit: Callable[[], object] = bool
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
+        self._relay.loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
         finally:

@@ -352,6 +352,10 @@ class Engine:
         """Is a partition taken up?"""
         return partition in self._here
 
+    def answers_for(self, partition: int) -> bool:
+        """Whether this node tells of a partition's rows: it is taken up, or nobody else can."""
+        return self._is_sole_owner or partition in self._here
+
     @property
     def is_shared(self) -> bool:
         """Whether other nodes own partitions of the same journal."""

@@ -48,6 +48,8 @@ class Access:
 
     def succeeding(self, rights: Rights) -> Rights | None:
         """The rights that the holders of older rights have here, None if their token has none."""
+        if rights.is_forwarded:
+            return rights
         if not rights.key:
             return self.strangers
         return next((new for hash, new in self._by_hash if hash == rights.key), None)

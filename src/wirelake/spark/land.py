@@ -29,7 +29,7 @@ from wirelake.spark.compaction import FEW, Compactor
 from wirelake.spark.files import FILE_BYTES, TableWriter
 from wirelake.spark.lakes import Batch, DeltaLake, Lake, Output, Ready, Route, lake
 from wirelake.spark.log_client import LogClient
-from wirelake.spark.offsets import Log, Offsets, Range, query_name
+from wirelake.spark.offsets import Log, Offsets, Place, Range, query_name
 from wirelake.spark.rows import errors, matching, sift, with_folders
 from wirelake.spark.storage import Storage
 from wirelake.spark.typed import Columns, Typed
@@ -268,7 +268,7 @@ class _Landing:
             return None
 
     def _planned(self, until: Offsets | None) -> Batch | None:
-        now = self._client.log()
+        now = self._client.log(least=Place(self._place, self._log.id))
         if now.id != self._log.id or _is_shorter(now, self._place):
             self.refresh()
             now = self._log

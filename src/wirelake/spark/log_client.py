@@ -4,6 +4,9 @@ A broker that is away, busy or breaks off is asked again, with growing pauses, u
 has come for `patience` seconds; so one that restarts only delays a query. What is read goes on
 behind the last row that came: a range is read once, whatever happens on the way. What the broker
 refuses is raised at once, in its own words.
+
+Of a cluster, any node is asked, and another one where that is away. Rows are read from the owner of
+their partition or from its standby, which the log names; a node that has not got them redirects.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import random
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -26,6 +30,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
+from wirelake.client.origins import MOST_REDIRECTS, check_node, origins, redirected
 from wirelake.errors import EngineError, RefusedError
 from wirelake.spark.offsets import PATIENCE, Extent, Log, Offsets, Place, Range, data_loss, replaced
 
@@ -34,6 +39,11 @@ SILENCE = 40.0
 #: The first pause before a broker is asked again, and the longest (seconds).
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+#: How long a connection may take where there are other nodes to be asked (seconds).
+CONNECT = 5.0
+#: How long a cluster is asked again that tells an older end of its log than before (seconds): a
+#: node that was stopped for a while does not know at once that it was replaced.
+STALE = 15.0
 #: Bytes of the log that are read before anything is done to them, and for how long at most.
 BLOCK = 4 << 20
 LONGEST_WAIT = 1.0
@@ -66,17 +76,51 @@ class LogClient:
 
     def __init__(self, url: str, token: str = "", patience: float = PATIENCE) -> None:
         self._url = url
+        self._hosts = origins(url)
         self._token = token
         self._patience = patience
+        self._nodes: frozenset[str] = frozenset(self._hosts)  # may be told the token
+        self._places: Mapping[int, tuple[str, ...]] = {}  # where the log said partitions are
 
-    def log(self, filters: Sequence[str] = (), pattern: str = "") -> Log:
-        """What the log has now; RefusedError where these addresses may not be read."""
+    def log(
+        self, filters: Sequence[str] = (), pattern: str = "", *, least: Place | None = None
+    ) -> Log:
+        """What the log has now; RefusedError where these addresses may not be read.
+
+        A cluster whose log ends before `least` is asked again for a while: it was read up to there,
+        so a node answers that does not know yet that it was replaced.
+        """
+        until = time.monotonic() + STALE
+        while True:
+            found = self._log(filters, pattern)
+            if least is None or not found.places or not found.is_before(least):
+                return found
+            if time.monotonic() > until:
+                return found
+            time.sleep(LONGEST_PAUSE / 4)
+
+    def _log(self, filters: Sequence[str], pattern: str) -> Log:
         told = self._ask("GET", "/v1/log", _selected(filters, pattern))
         extents = {
             one["partition"]: Extent(one["first"], one["next"], one.get("bytes", 0))
             for one in told["partitions"]
         }
-        return Log(told.get("log", ""), extents)
+        places = {one["partition"]: tuple(one.get("nodes", ())) for one in told["partitions"]}
+        self.learn({partition: some for partition, some in places.items() if some})
+        return Log(told.get("log", ""), extents, self._places)
+
+    def learn(self, places: Mapping[int, tuple[str, ...]]) -> None:
+        """Read partitions from these nodes from now on, as a node of the cluster said.
+
+        Those without TLS do not count where the URL asks for TLS.
+        """
+        if self._url.startswith("https:"):
+            places = {
+                partition: tuple(one for one in some if one.startswith("https:"))
+                for partition, some in places.items()
+            }
+        self._places = places
+        self._nodes = self._nodes.union(*places.values())
 
     def offsets_at(self, moment: int) -> Offsets:
         """The first offset of each partition that was received then (µs) or later."""
@@ -110,8 +154,9 @@ class LogClient:
         The column `offset` is always there: it says where to go on.
         """
         at = wanted.start
+        hosts = self._hosts_for(wanted)
         names = [*dict.fromkeys([*columns, "offset"])] if columns else []
-        waiting = _Waiting(self._patience)
+        waiting = _Waiting(self._patience, len(hosts))
         while at < wanted.stop:
             asked = {"from": at, "to": wanted.stop} | _selected(filters, pattern)
             if log:
@@ -119,7 +164,8 @@ class LogClient:
             if names:
                 asked["columns"] = ",".join(names)
             try:
-                for table in self._stream(wanted.partition, asked):
+                host = hosts[waiting.tries % len(hosts)]
+                for table in self._stream(host, wanted.partition, asked):
                     if table.num_rows:
                         at = table.column("offset")[-1].as_py() + 1
                         waiting.restart()
@@ -149,8 +195,17 @@ class LogClient:
             raise data_loss(wanted.partition, wanted.stop if is_shorter else at, extent)
         return wanted.stop if is_shorter else max(at, extent.first)
 
-    def _stream(self, partition: int, asked: Mapping[str, Any]) -> Iterator[pa.Table]:
-        connection, response = self._open("GET", f"/v1/log/{partition}", asked)
+    def _hosts_for(self, wanted: Range) -> tuple[str, ...]:
+        """The nodes to ask for a range, in order: those that have it, then those of the URL.
+
+        Ranges begin with the owner or with a standby by turns, so that both have their part.
+        """
+        there = self._places.get(wanted.partition, ())
+        turn = (wanted.partition + wanted.start) % len(there) if there else 0
+        return tuple(dict.fromkeys((*there[turn:], *there[:turn], *self._hosts)))
+
+    def _stream(self, host: str, partition: int, asked: Mapping[str, Any]) -> Iterator[pa.Table]:
+        connection, response = self._open(host, "GET", f"/v1/log/{partition}", asked)
         try:
             yield from _tables(_Body(response))
         finally:
@@ -164,10 +219,11 @@ class LogClient:
         body: bytes | memoryview | None = None,
     ) -> dict[str, Any]:
         """A JSON answer, once there is one."""
-        waiting = _Waiting(self._patience)
+        waiting = _Waiting(self._patience, len(self._hosts))
         while True:
+            host = self._hosts[waiting.tries % len(self._hosts)]
             try:
-                connection, response = self._open(method, path, query or {}, body)
+                connection, response = self._open(host, method, path, query or {}, body)
                 try:
                     answer: dict[str, Any] = json.loads(response.read())
                 finally:
@@ -184,26 +240,62 @@ class LogClient:
 
     def _open(
         self,
+        host: str,
         method: str,
         path: str,
         query: Mapping[str, Any],
         body: bytes | memoryview | None = None,
     ) -> tuple[HTTPConnection, HTTPResponse]:
-        """Send a request and read the head of its answer, which is not an error."""
-        parts = urlsplit(self._url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=SILENCE)
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        """Send a request and read the head of its answer, which is not an error.
+
+        Redirects to nodes of the same cluster are followed, and no others.
+        """
         target = f"{path}?{urlencode(query, doseq=True)}" if query else path
-        try:
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
-            if response.status >= 300:
-                raise _Refusal(response.status, _told(response))
-        except BaseException:
+        for _ in range(MOST_REDIRECTS):
+            connection = self._connection(host)
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            try:
+                connection.request(method, target, body, headers)
+                response = connection.getresponse()
+                if response.status != HTTPStatus.TEMPORARY_REDIRECT:
+                    if response.status >= 300:
+                        raise _Refusal(response.status, _told(response))
+                    return connection, response
+                location = response.getheader("Location") or ""
+            except BaseException:
+                connection.close()
+                raise
             connection.close()
-            raise
-        return connection, response
+            origin, target = redirected(location, host)
+            if origin not in self._nodes:
+                self._nodes |= self._nodes_of_cluster(host)
+            check_node(origin, self._nodes, host)
+            host = origin
+        raise HTTPException(f"{host} redirects for ever")
+
+    def _connection(self, host: str) -> HTTPConnection:
+        parts = urlsplit(host)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        if len(self._nodes) == 1:
+            return kind(parts.hostname or "", parts.port, timeout=SILENCE)
+        connection = kind(parts.hostname or "", parts.port, timeout=CONNECT)
+        connection.connect()
+        connection.timeout = SILENCE
+        connection.sock.settimeout(SILENCE)
+        return connection
+
+    def _nodes_of_cluster(self, host: str) -> frozenset[str]:
+        """Where HTTP of the nodes is, as one of them tells."""
+        connection = self._connection(host)
+        try:
+            headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            connection.request("GET", "/v1/cluster", None, headers)
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                raise _Refusal(response.status, _told(response))
+            return frozenset(one["http"] for one in json.loads(response.read())["nodes"])
+        finally:
+            connection.close()
 
 
 def _selected(filters: Sequence[str], pattern: str) -> dict[str, Any]:
@@ -324,10 +416,12 @@ def _told(response: HTTPResponse) -> dict[str, Any]:
 
 
 class _Waiting:
-    """Pauses that grow, until patience ends."""
+    """Pauses that grow, until patience ends; none while there is another host to be asked."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, hosts: int) -> None:
         self._patience = patience
+        self._hosts = hosts
+        self.tries = 0
         self.restart()
 
     def restart(self) -> None:
@@ -337,6 +431,9 @@ class _Waiting:
 
     def pause(self, url: str, error: Exception) -> None:
         """Wait a moment, or raise what is wrong."""
+        self.tries += 1
+        if self.tries % self._hosts:
+            return
         left = self._until - time.monotonic()
         if left <= 0:
             reason = str(error) or type(error).__name__

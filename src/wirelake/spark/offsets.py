@@ -16,7 +16,7 @@ import heapq
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal
@@ -57,6 +57,15 @@ class Log:
 
     id: str
     extents: Mapping[int, Extent]
+    #: Where HTTP has each partition, in a cluster: its owner first, then its standbys.
+    places: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+
+    def is_before(self, place: Place) -> bool:
+        """Whether a place in this log is behind the end of a partition."""
+        known = self.extents
+        return place.is_in(self.id) and any(
+            p in known and offset > known[p].next for p, offset in place.offsets.items()
+        )
 
     def only(self, partitions: Iterable[int] | None) -> Log:
         """The log as if it had only these partitions; ConfigError where it lacks one."""
@@ -66,7 +75,7 @@ class Log:
         if lacking := [p for p in wanted if p not in self.extents]:
             has = ", ".join(map(str, sorted(self.extents)))
             raise ConfigError("assign", f"the log has the partitions {has}, and no {lacking[0]}")
-        return Log(self.id, {p: self.extents[p] for p in wanted})
+        return Log(self.id, {p: self.extents[p] for p in wanted}, self.places)
 
 
 @dataclass(frozen=True, slots=True)

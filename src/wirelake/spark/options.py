@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
-from urllib.parse import urlsplit
 
 from wirelake.address import check_filter
+from wirelake.client.origins import origins
 from wirelake.errors import ConfigError, EngineError, RefusedError
 from wirelake.spark.offsets import (
     EARLIEST,
@@ -214,19 +214,13 @@ def _exclude(options: Mapping[str, str], names: tuple[str, ...]) -> None:
 
 
 def address_of(options: Mapping[str, str]) -> str:
-    """Where the broker's HTTP is."""
+    """Where the broker's HTTP is; of a cluster, where that of some of its nodes is."""
     url = options.get("url", "").rstrip("/")
     if not url:
         text = "say where the broker's HTTP is, such as http://127.0.0.1:7780"
         hint = "where a table does not know, as part of the query: WITH (url = '…')"
         raise ConfigError("url", f"{text}; {hint}")
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or parts.path or parts.query or parts.username:
-        raise ConfigError("url", f"{url} is not of the form http://host:port")
+    origins(url)
     return url
 
 

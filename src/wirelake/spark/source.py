@@ -192,6 +192,8 @@ class Piece(InputPartition):
 
     ranges: tuple[tuple[Range, tuple[str, ...]], ...]
     log: str
+    #: Where HTTP has the partitions, in a cluster.
+    places: dict[int, tuple[str, ...]]
 
     def __post_init__(self) -> None:
         super().__init__(self.ranges)
@@ -204,16 +206,22 @@ class _Reading:
         self._options = options
         self._schema = schema
         self._is_warned = False  # of columns that nobody may need
+        self._places: Mapping[int, tuple[str, ...]] = {}  # as the log was told last
 
     @property
     def _client(self) -> LogClient:
         return LogClient(self._options.url, self._options.token, self._options.patience)
 
-    def _log(self) -> Log:
-        """What the log has now, of the partitions that are read; refused without the right to."""
+    def _log(self, least: Place | None = None) -> Log:
+        """What the log has now, of the partitions that are read; refused without the right to.
+
+        It was read up to `least`.
+        """
         options = self._options
         asked = options.asked or (() if options.pattern else ("#",))
-        return self._client.log(asked, options.pattern).only(options.assigned)
+        found = self._client.log(asked, options.pattern, least=least)
+        self._places = found.places
+        return found.only(options.assigned)
 
     def _at(self, moment: int | Offsets, log: Log, option: str, otherwise: Offsets) -> Offsets:
         """The offsets of a time, or of one by partition; without one, those of `otherwise`."""
@@ -252,7 +260,11 @@ class _Reading:
                 "a query uses; name them with the option columns"
             )
         return [
-            Piece(tuple((one, filters_of(one.partition)) for one in task), log)
+            Piece(
+                tuple((one, filters_of(one.partition)) for one in task),
+                log,
+                {one.partition: self._places.get(one.partition, ()) for one in task},
+            )
             for task in offsets.tasks(wanted, options.min_partitions, options.task_rows)
         ]
 
@@ -263,10 +275,12 @@ class _Reading:
         spare_garbage_collector()
         # A batch is cheapest as it is stored; only payloads are worth being left out.
         columns = () if "payload" in self._options.columns else self._options.columns
+        client = self._client
+        client.learn({number: some for number, some in partition.places.items() if some})
         batches = (
             batch
             for wanted, filters in partition.ranges
-            for batch in self._client.read(
+            for batch in client.read(
                 wanted,
                 filters,
                 columns,
@@ -403,7 +417,7 @@ class LogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailable
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802 - Spark's name
         """Where the batch that begins at `start` ends."""
         begin = Place.parse(start)
-        log = self._log()
+        log = self._log(begin)
         kept = offsets.check_kept(begin, log, fail=self._options.fail_on_data_loss)
         end = offsets.latest_of(log)
         if self._target:

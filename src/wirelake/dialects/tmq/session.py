@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -117,7 +118,12 @@ class TmqSession(Session):
                 self.rights.check_removal(message.address)
                 self.node.queues.remove(message.address)
             case Op.LIST:
-                self._answer(message, codes.DONE, json.dumps(self.node.queues.states(self, now)))
+                self.node.list_queues(
+                    self,
+                    now,
+                    lambda states: self._answer(message, codes.DONE, json.dumps(states)),
+                    partial(self.refuse, message),
+                )
                 return
             case Op.DEQUEUE:
                 count = message.payload.decode(errors="replace").strip() or "1"
