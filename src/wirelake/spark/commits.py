@@ -328,7 +328,7 @@ class Table:
                 self._table.update_incremental()
                 self._table.create_checkpoint()
                 self._table.cleanup_metadata()
-        # delta-rs leaves hidden files alone, and these are.
+        # delta-rs leaves hidden files at the top of a table alone.
         drafts = self.storage.drafts(hours * 3600)
         if not dry_run:
             for name in drafts:
