@@ -130,17 +130,18 @@ GOALS = (
          text="rows a second that Spark reads of the table, beside its own files"),
     Goal("spark", "*, twice the rows", 2.1, HALF, at_most=True,
          text="the time for twice the rows"),
-    Goal("decode", "typed *", 3, UDF,
-         text="a capture into a table with typed columns of JSON or CBOR payloads, beside a UDF in "
-         "plain Python and Spark's own writer, fed with its rows"),
+    Goal("decode", "typed *", 3, ARROW_UDF,
+         text="a capture into a table with typed columns of JSON or CBOR payloads, beside a Python "
+         "UDF as Spark runs it by default, in Arrow batches, and Spark's writer with its rows"),
     Goal("decode", "decode, beside a UDF", 5, UDF,
          text="decoding a capture into a table, beside a UDF in plain Python that only decodes it"),
     Goal("decode", "decode", 4, WRITER,
          text="decoding a capture into a table, beside Spark's own writer fed with its rows"),
     Goal("decode", "*, twice the rows", 2.1, HALF, at_most=True,
          text="the time for twice the rows"),
-    Goal("decode", "function *", 3, UDF,
-         text="payloads decoded by `from_payload` in a query, beside a UDF in plain Python"),
+    Goal("decode", "function *", 3, ARROW_UDF,
+         text="payloads decoded by `from_payload` in a query, beside a Python UDF as Spark runs it "
+         "by default, in Arrow batches"),
     Goal("spark", "publish to visible row, default trigger, p50", 1.5, at_most=True,
          text="seconds from a publish until its row is in the table, batches every 2 s"),
     Goal("spark", "publish to visible row, default trigger, p95", 3, at_most=True,

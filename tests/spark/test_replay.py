@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -197,6 +198,7 @@ def test_values_are_shown_to_people_and_programs() -> None:
         (["sql", "SELECT 1", "--table", "t", "--as-of", "noon"], "--as-of"),
         (["compact", "--table", "t", "--sort", "address", "--z-order"], "exclude"),
         (["vacuum", "--table", "t", "--keep", "10m"], "an hour is the least"),
+        (["vacuum", "--table", "t", "--keep", "2w"], "is no time"),
         (["land", "--url", "http://h:1", "--table", "t", "--schema", "a=n whole"], "no type"),
         (["decode", __file__, "--table", "t", "--schema", "a"], "FILTER=FILE or FILTER=DDL"),
         (["vacuum", "--table", "no-such-table"], "there is no table"),
@@ -258,6 +260,14 @@ def test_the_commands_land_ask_and_replay(tmp_path: Path, broker: testing.Broker
     assert found == [{"address": "a", "count": 1}, {"address": "b", "count": 2}]
     before = run(app, [*asked, "--version", "0", "--csv"])
     assert before.output.splitlines() == ["address,count"]
+    # A version is as old as its file in Delta's log.
+    made = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+    os.utime(Path(place, "_delta_log", f"{0:020}.json"), (made, made))
+    before = run(app, [*asked, "--as-of", "2026-01-02T03:04", "--csv"])
+    assert before.output.splitlines() == ["address,count"]
+    later = datetime.now(UTC) + timedelta(hours=1)
+    now = run(app, [*asked, "--as-of", f"{later:%Y-%m-%dT%H:%M}", "--csv"])
+    assert now.output.splitlines() == ["address,count", "a,1", "b,2"]
     gone = run(app, [*asked, "--version", "99"])
     assert (gone.exit_code, "has no version 99" in gone.output) == (1, True)
     wrong = run(app, ["lake", "sql", "SELECT colour FROM lake", "--table", place])

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,10 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from wirelake.cli import app
 from wirelake.errors import ConfigError, EngineError
 from wirelake.spark import commits, compaction, files, table
+from wirelake.spark.append_only import AppendOnly
 from wirelake.spark.commits import Landed, Table, TakenError
 from wirelake.spark.compaction import (
     AS_LANDED,
@@ -331,6 +336,49 @@ def test_two_compactions_of_the_same_files_double_nothing(
     assert offsets(made) == list(range(50))
 
 
+@pytest.mark.parametrize("error", [OSError, CommitFailedError, DeltaError])
+def test_a_compaction_whose_answer_was_lost_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    made = grown(tmp_path / "t", 4)
+    gone = made.files()
+    new = Merge(tuple(gone), Target(made.storage, made.schema), AS_LANDED).run()
+    real = Table._commit
+
+    def unheard(self: Table, *args: Any) -> None:
+        real(self, *args)
+        raise error("the connection was reset")
+
+    monkeypatch.setattr(Table, "_commit", unheard)
+    assert made.replace(gone, new, change=False)
+    assert len(made.files()) == 1
+    assert offsets(made) == list(range(40))
+    assert Table(made.storage).version == 5
+
+
+def test_a_compaction_that_cannot_be_written_changes_nothing_and_landing_goes_on(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = grown(tmp_path / "t", 4)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Table, "_commit", full)
+        compactor = compaction.Compactor(spark, few=4)
+        compactor.added([made], 4)
+        compactor.close()
+    assert "was not compacted" in caplog.text
+    assert "No space left" in caplog.text
+    assert offsets(Table(made.storage)) == list(range(40))
+    made.append(write(made.storage, log_rows(10, 40)))
+    assert offsets(made) == list(range(50))
+
+
 def test_what_is_appended_while_files_are_merged_stays(spark: SparkSession, tmp_path: Path) -> None:
     made = grown(tmp_path / "t", 4)
     compacting = Table(made.storage)
@@ -355,6 +403,66 @@ def test_vacuum_deletes_what_nobody_needs_and_keeps_what_somebody_may(
     assert not (tmp_path / "t" / orphan[0].path).exists()
     assert offsets(made) == list(range(40))
     assert Table(made.storage).version == made.version
+
+
+@pytest.mark.parametrize("folder", ["", "date=2026-01-31"])
+def test_vacuum_deletes_what_a_task_that_was_killed_has_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    made = grown(tmp_path / "t", 1)
+    monkeypatch.setattr(Path, "replace", lambda *_: None)  # as if it was killed right before
+    (old,) = write(made.storage, log_rows(10), partition_by=("date",) if folder else ())
+    (left,) = (tmp_path / "t" / folder).glob(".*")
+    assert not (tmp_path / "t" / old.path).exists()
+    name = str(left.relative_to(tmp_path / "t"))
+    assert made.vacuum(1) == []
+    long_ago = time.time() - 4000
+    os.utime(left, (long_ago, long_ago))
+    assert made.vacuum(1, dry_run=True) == [name]
+    assert left.exists()
+    assert made.vacuum(1) == [name]
+    assert not left.exists()
+    assert offsets(made) == list(range(10))
+
+
+def test_plain_files_that_a_killed_task_has_not_finished_are_deleted(tmp_path: Path) -> None:
+    storage = Storage.of(str(tmp_path))
+    write(storage, log_rows(10))
+    old, young = tmp_path / ".a.parquet.0123abcd", tmp_path / ".b.parquet.0123abcd"
+    other = tmp_path / ".part-0.parquet.crc"
+    for one in (old, young, other):
+        one.write_bytes(b"PAR1")
+    long_ago = time.time() - 4000
+    for one in (old, other):
+        os.utime(one, (long_ago, long_ago))
+    with AppendOnly(storage, "q").alone():
+        assert not old.exists()
+    assert young.exists()
+    assert other.exists()
+    assert len(storage.files()) == 1
+
+
+def test_vacuum_on_the_command_line_keeps_what_it_is_told_to_keep(tmp_path: Path) -> None:
+    made = grown(tmp_path / "t", 1)
+    (orphan,) = write(made.storage, log_rows(10))
+    old = time.time() - 140 * 60
+    os.utime(tmp_path / "t" / orphan.path, (old, old))
+
+    def vacuum(*arguments: str) -> list[str]:
+        done = CliRunner().invoke(
+            app, ["lake", "vacuum", "--table", str(tmp_path / "t"), *arguments]
+        )
+        assert done.exit_code == 0, done.output
+        return done.output.splitlines()
+
+    assert vacuum() == ["0 files were deleted"]
+    assert vacuum("--keep", "1d") == ["0 files were deleted"]
+    assert vacuum("--keep", "150m") == ["0 files were deleted"]
+    assert vacuum("--keep", "2h", "--dry-run") == [orphan.path, "1 files would be deleted"]
+    assert (tmp_path / "t" / orphan.path).exists()
+    assert json.loads(vacuum("--keep", "2h", "--json")[0]) == {"files": [orphan.path], "deleted": 1}
+    assert not (tmp_path / "t" / orphan.path).exists()
+    assert offsets(made) == list(range(10))
 
 
 @pytest.mark.parametrize("is_due", [True, False])

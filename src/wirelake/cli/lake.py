@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import shlex
 import shutil
@@ -589,7 +590,7 @@ def vacuum(
     keep: Annotated[
         str,
         typer.Option(metavar="TIME", help="Keep what versions of this time need, as in 48h."),
-    ] = "168h",
+    ] = "7d",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
     ] = False,
@@ -614,7 +615,7 @@ def vacuum(
         from wirelake.spark.commits import Table as DeltaTable
 
         place = _place(table, storage)
-        gone = DeltaTable(place).vacuum(round(hours), dry_run=dry_run)
+        gone = DeltaTable(place).vacuum(math.ceil(hours), dry_run=dry_run)
     if as_json:
         write_object({"files": list(gone), "deleted": 0 if dry_run else len(gone)})
         return
@@ -736,11 +737,11 @@ def _told_to_stop() -> Iterator[threading.Event]:
 
 
 def _seconds(option: str, text: str) -> float:
-    """Parse a duration such as 500ms, 10s, 5m or 1h."""
-    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h)", text)
+    """Parse a duration such as 500ms, 10s, 5m, 1h or 7d."""
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    found = re.fullmatch(r"([0-9]{1,9})(ms|s|m|h|d)", text)
     if found is None or not int(found[1]):
-        fail(f"{option}: {text!r} is no time, such as 500ms, 10s, 5m or 1h", USAGE)
+        fail(f"{option}: {text!r} is no time, such as 500ms, 10s, 5m, 1h or 7d", USAGE)
     return int(found[1]) * units[found[2]]
 
 

@@ -25,6 +25,8 @@ from wirelake.spark.offsets import Offsets, Range
 from wirelake.spark.storage import Storage
 
 NOTES = "_wirelake"
+#: Files that nobody has gone on writing for this long are of a task that died (seconds).
+ABANDONED = 3600.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class AppendOnly:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise EngineError(f"another process lands in {self.storage.uri}") from None
+            for name in self.storage.drafts(ABANDONED):
+                self.storage.delete(name)
             yield
 
     def read(self) -> Noted:

@@ -266,7 +266,8 @@ class Table:
         """Take files out of the table and add others, in one commit.
 
         `change` says whether rows differ. False where one of the files is not in the table any
-        more; then nothing was done. Raises EngineError where others commit all the time.
+        more; then nothing was done. Raises EngineError where others commit all the time, or where
+        the commit cannot be written.
         """
         now = round(time.time() * 1000)
         removes = [
@@ -287,9 +288,12 @@ class Table:
                 self._commit([*removes, *adds], properties)
                 self.refresh()
                 return True
-            except CommitFailedError:
+            except (DeltaError, OSError) as error:
+                # An answer that was lost on the way is no failure here either.
                 if self._is_in(mark, before):
                     return True
+                if not isinstance(error, CommitFailedError):
+                    raise EngineError(f"{self.storage.uri}: {_reason(error)}") from error
                 time.sleep(0.01 * attempt)
         raise EngineError(f"{self.storage.uri}: others have committed {TRIES} times meanwhile")
 
@@ -324,7 +328,12 @@ class Table:
                 self._table.update_incremental()
                 self._table.create_checkpoint()
                 self._table.cleanup_metadata()
-        return list(gone)
+        # delta-rs leaves hidden files at the top of a table alone.
+        drafts = self.storage.drafts(hours * 3600)
+        if not dry_run:
+            for name in drafts:
+                self.storage.delete(name)
+        return list(dict.fromkeys([*gone, *drafts]))
 
     def clean(self) -> None:
         """Delete the files that compaction has replaced, once the table keeps them no longer."""

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from wirelake.spark.storage import Storage
+from wirelake.spark.storage import Storage, draft_of
 
 #: A row group has about this many bytes in memory, and at most this many rows.
 GROUP_BYTES = 64 << 20
@@ -151,7 +151,7 @@ class _File:
             # It appears whole: readers of plain Parquet list the folder.
             self._local = Path(root, path)
             self._local.parent.mkdir(parents=True, exist_ok=True)
-            self._draft = self._local.with_name(f".{self._local.name}.{uuid.uuid4().hex[:8]}")
+            self._draft = draft_of(self._local)
             self._stream: Any = pa.OSFile(str(self._draft), "wb")
         else:
             self._stream = system.open_output_stream(f"{root}/{path}")

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
+import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +44,8 @@ AZURE = (
 #: A request to Google's store is repeated at most this long; by itself pyarrow takes 15 minutes.
 RETRIES = timedelta(seconds=60)
 
+#: What a file of a table is called while it is written (`files`): hidden, so that nobody reads it.
+_DRAFT = re.compile(r"\..+\.parquet\.[0-9a-f]{8}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -213,11 +218,32 @@ class Storage:
             if name.endswith(ending) and not any(p.startswith(("_", ".")) for p in name.split("/"))
         )
 
+    def drafts(self, seconds: float) -> list[str]:
+        """Files that a writer which died has not finished, none younger than this.
+
+        An object store has none: what was not finished there is no object.
+        """
+        if not self.is_local:
+            return []
+        found = []
+        for path in Path(self.uri).rglob(".*"):
+            if not _DRAFT.fullmatch(path.name):
+                continue
+            with suppress(FileNotFoundError):  # it is finished by now
+                if path.stat().st_mtime <= time.time() - seconds:
+                    found.append(str(path.relative_to(self.uri)))
+        return sorted(found)
+
     def delete(self, name: str) -> None:
         """Delete a file."""
         system, path = self.open()
         with _store_errors(self.uri):
             system.delete_file(f"{path}/{name}")
+
+
+def draft_of(path: Path) -> Path:
+    """What a file is called while it is written: a name that no other writer has."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 class _store_errors:  # noqa: N801 - used as a statement
