@@ -107,6 +107,11 @@ def test_all_of_it_together_is_small() -> None:
     assert 100_000 < sum(sizes) < 250_000
 
 
+def test_no_two_dialects_have_the_same_colour(house: House) -> None:
+    colours = [one["colour"] for one in house.get("/v1/session").json["about"].values()]
+    assert len(set(colours)) == len(colours)
+
+
 # The log
 
 

@@ -42,11 +42,11 @@ def pub(
     lines: Annotated[
         bool, typer.Option("--lines", help="Every line of the input is a message.")
     ] = False,
-    count: Annotated[int, typer.Option(min=1, help="Publish it so many times.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="How many times to publish it.")] = 1,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until the broker has it.")] = False,
     header: Headers = None,
     priority: Annotated[int, typer.Option(min=0, max=1)] = 0,
-    ttl: Annotated[int, typer.Option(min=0, help="In ms; hops in TMQ.")] = 0,
+    ttl: Annotated[int, typer.Option(min=0, help="Time to live, in ms; in TMQ, hops.")] = 0,
     client_id: ClientId = "",
     token: Token = "",
     as_json: AsJson = False,

@@ -101,7 +101,7 @@ function Queue({ queue, session }) {
         <input class="grow mono" aria-label="Move to" placeholder="another queue" required value=${target} onInput=${(/** @type {any} */ e) => setTarget(e.target.value)} />
         <button disabled=${!queue.ready}>Move ${chosen.length ? `${chosen.length} chosen` : "all"}</button></form>
       <div class="row"><button class="danger" onClick=${() => setQuestion({ title: "Purge the queue?", verb: "Purge", text: `All ${count(queue.messages - queue.held)} messages that nobody holds are thrown away.`, work: () => ask(`${path}/purge`, { method: "POST" }), done: "Purged." })}>Purge</button>
-        <button class="danger" onClick=${() => setQuestion({ title: "Remove the queue?", verb: "Remove", text: "The queue and all that is in it are gone; what is published there goes to a topic again.", work: () => ask(path, { method: "DELETE" }), done: "Removed." })}>Remove</button></div><//>
+        <button class="danger" onClick=${() => setQuestion({ title: "Remove the queue?", verb: "Remove", text: "The queue and its messages are deleted. Messages published there go to a topic again.", work: () => ask(path, { method: "DELETE" }), done: "Removed." })}>Remove</button></div><//>
     <${Card} title="Settings"><${Settings} queue=${queue} onDone=${() => {}} /><//>`}
     ${question && html`<${Confirm} title=${question.title} verb=${question.verb} onClose=${() => setQuestion(null)} onDo=${() => attempt(question.work, question.done).then(peek.reload)}><p>${question.text}</p><//>`}`;
 }
