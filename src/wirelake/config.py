@@ -201,7 +201,12 @@ class QueueSettings(_Table, frozen=True):
         1_000_000
     )
     max_bytes: Annotated[
-        int, _is("of messages with headers and overhead, likewise", ge=0, le=_LARGEST)
+        int,
+        _is(
+            "of messages with headers and overhead, beyond which it is full; 0: no limit",
+            ge=0,
+            le=_LARGEST,
+        ),
     ] = 1 << 30
     keep_expired: Annotated[bool, _is("messages past their ttl become dead letters")] = False
 

@@ -50,7 +50,7 @@ def test_the_overview_shows_rates_talkers_queues_and_what_is_wrong(
         visitor.see("talker", visitor.card("Top talkers"))
         visitor.see("jobs/$dead", visitor.card("Longest queues"))
         wrong = visitor.card("What is wrong now")
-        wrong.get_by_role("link", name=re.compile("1 dead letters in jobs")).click()
+        wrong.get_by_role("link", name=re.compile("1 dead letter in jobs")).click()
         expect(visitor.page.get_by_role("heading", level=1)).to_have_text("Queues")
 
 
@@ -153,6 +153,9 @@ def test_the_same_command_really_is_the_same(
     card = visitor.card("Publish")
     card.get_by_label("Address").fill("a b'c")
     card.get_by_label("Payload").fill('{"it\'s": "x"}')
+    card.get_by_text("Id, priority").click()
+    card.get_by_label("Id", exact=True).fill("m 1")
+    card.get_by_label("Headers, a line each").fill("colour: red")
     visitor.press(form, card)
     told = card.get_by_label("The same as a command").inner_text()
     command = [sys.executable, "-c", told] if form == "Python" else ["bash", "-c", told]
@@ -162,6 +165,7 @@ def test_the_same_command_really_is_the_same(
     while not (rows := house.get("/v1/rows").json["rows"]):
         visitor.page.wait_for_timeout(50)
     assert (rows[0]["address"], rows[0]["payload"]) == ("a b'c", '{"it\'s": "x"}')
+    assert (rows[0]["id"], rows[0]["headers"]["colour"]) == ("m 1", "red")
 
 
 def test_hostile_names_and_payloads_are_text(house: House, visitor: Visitor) -> None:
@@ -235,7 +239,7 @@ def test_dead_letters_are_sent_back_all_or_chosen_with_their_reasons(
     visitor.see("rejected", card)
     card.get_by_role("checkbox").nth(1).check()
     visitor.press("Send 1 back")
-    expect(visitor.page.get_by_role("status")).to_contain_text("1 messages were moved")
+    expect(visitor.page.get_by_role("status")).to_contain_text("1 message was moved")
     assert house.get("/v1/queues/jobs").json["messages"] == 1
     visitor.page.get_by_role("button", name=re.compile("Send all back")).click()
     expect(visitor.page.get_by_role("status")).to_contain_text("2 messages were moved")
@@ -336,11 +340,13 @@ def test_the_way_of_a_queue_message_is_told_from_the_log(house: House, visitor: 
     with wirelake.connect_sync(house.wire("kobold-3"), client_id="worker") as client:
         queue = client.queue("jobs")
         queue.put(b"1", id="job-1")
-        (delivery,) = queue.get(1, wait=5)
+        (delivery,) = queue.get(1, wait=60)
+        delivery.nack()
+        (delivery,) = queue.get(1, wait=60)
         delivery.ack()
     visitor.open("message", address="jobs", id="job-1")
     steps = visitor.page.get_by_role("table", name="Steps")
-    for text in ("put into the queue", "delivered", "acknowledged"):
+    for text in ("put into the queue", "delivered", "attempt 2", "acknowledged"):
         expect(steps.get_by_text(text).first).to_be_visible()
 
 

@@ -207,7 +207,7 @@ def test_pictures_for_the_documentation_are_made(house: House, browser: Browser)
         for scheme in ("light", "dark"):
             context = browser.new_context(
                 color_scheme=scheme,
-                viewport={"width": 1200, "height": 720},
+                viewport={"width": 1280, "height": 860},
             )
             visitor = Visitor(context.new_page(), house.url)
             for page in PICTURES[scheme]:

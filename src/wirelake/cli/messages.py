@@ -47,6 +47,7 @@ def pub(
     header: Headers = None,
     priority: Annotated[int, typer.Option(min=0, max=1)] = 0,
     ttl: Annotated[int, typer.Option(min=0, help="Time to live, in ms; in TMQ, hops.")] = 0,
+    id: Annotated[str, typer.Option(help="The id of the message.")] = "",
     client_id: ClientId = "",
     token: Token = "",
     as_json: AsJson = False,
@@ -68,12 +69,12 @@ def pub(
 
     async def work(client: Client) -> int:
         bodies = 0
-        if ack or headers or priority or ttl:
+        if ack or headers or priority or ttl or id:
             async for body in as_they_come(source):
                 bodies += 1
                 for _ in range(count):
                     await client.publish(
-                        address, body, ack=ack, headers=headers, priority=priority, ttl=ttl
+                        address, body, ack=ack, headers=headers, priority=priority, ttl=ttl, id=id
                     )
             return bodies * count
         async for body in as_they_come(source):

@@ -201,6 +201,8 @@ function scaled(value, units, factor) {
 
 /** @param {number} value */
 export const count = (value) => Math.round(value ?? 0).toLocaleString("en");
+/** A number with its noun. @param {number} value @param {string} one @param {string} [more] */
+export const counted = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 /** @param {number} value */
 export const short = (value) => scaled(value ?? 0, ["", "k", "M", "G"], 1000);
 /** @param {number} value */

@@ -234,7 +234,7 @@ function sameAs(form, dialect, draft, more, sent, session) {
   const url = `${dialect}://${location.hostname}${port ? `:${port}` : ""}`;
   const own = Object.entries(sent).filter(([k]) => k.startsWith("Wirelake-Header-")).map(([k, v]) => [k.slice(16), v]);
   if (form === "CLI") {
-    const extra = [...(more.ttl ? [`--ttl ${more.ttl}`] : []), ...(more.priority === "1" ? ["--priority 1"] : []), ...own.map(([k, v]) => `--header ${quoted(`${k}=${v}`)}`)];
+    const extra = [...(more.ttl ? [`--ttl ${more.ttl}`] : []), ...(more.priority === "1" ? ["--priority 1"] : []), ...(more.id ? [`--id ${quoted(more.id)}`] : []), ...own.map(([k, v]) => `--header ${quoted(`${k}=${v}`)}`)];
     return [`${token && 'WIRELAKE_TOKEN="$TOKEN" '}wirelake pub ${url}`, quoted(draft.address), quoted(draft.payload), ...extra].join(" ");
   }
   const options = [JSON.stringify(draft.address), `${JSON.stringify(draft.payload)}.encode()`];

@@ -1,6 +1,6 @@
 // Queues: depth and age, what is in them, and all that operators do to them.
 
-import { ask, attempt, bytes, count, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
+import { ask, attempt, bytes, count, counted, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
 import { BY_DIALECT, Card, Chart, Confirm, Message, T, Table, Tile, columns } from "../parts.js";
 
 const SETTINGS = /** @type {[string, string, string][]} */ ([
@@ -66,7 +66,7 @@ function Queue({ queue, session }) {
       const told = await ask(`${path}/move?${new URLSearchParams([...(to_ ? [["to", to_]] : []), ...part.map((one) => ["sequence", String(one)])])}`, { method: "POST" });
       moved += told.moved;
     }
-    tell(`${moved} messages were moved.`);
+    tell(`${counted(moved, "message was", "messages were")} moved.`);
     setPicked(new Set());
     peek.reload();
   });
