@@ -27,7 +27,7 @@ WORKDIR /source
 COPY LICENSE README.md MANIFEST.in CHANGELOG.md pyproject.toml setup.py package.json package-lock.json .npmrc ./
 COPY src src
 ENV WIRELAKE_BUILD=require WIRELAKE_CONSOLE=require WIRELAKE_CFLAGS="-O3 -g0" PIP_NO_CACHE_DIR=1
-RUN /opt/wirelake/bin/pip install --disable-pip-version-check '.[sql]'
+RUN /opt/wirelake/bin/pip install --disable-pip-version-check '.[sql,nats]'
 
 FROM build AS build-pipeline
 RUN /opt/wirelake/bin/pip install --disable-pip-version-check '.[spark,formats]'

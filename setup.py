@@ -98,6 +98,7 @@ def kernels() -> list[Extension]:
         include_path=["src"],
         compiler_directives=DIRECTIVES,
         quiet=True,
+        nthreads=os.cpu_count() or 1,
     )
 
 

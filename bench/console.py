@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -32,6 +33,9 @@ from bench.results import OURS, Outcome, Result, Tell, write_json
 from wirelake.errors import ConfigError, EngineError
 from wirelake.measure.broker import HOST, server
 from wirelake.measure.load import end_by_signals
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 #: Messages a second of the traffic, addresses that it goes to, and how often some are sent.
 RATE, ADDRESSES, PACE = 1_000, 100, 0.05
@@ -205,11 +209,15 @@ def browse(paints: int, seconds: float) -> dict[str, list[float]]:
                 seconds,
             )
             found["frames"].append(frames)
-            known = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")
-            pids = [one["id"] for one in known["processInfo"] if one["type"] == "renderer"]
-            found["memory"].append(max(_own_memory(pid) for pid in pids))
+            found["memory"].append(memory_of_pages(browser))
         browser.close()
     return found
+
+
+def memory_of_pages(browser: Browser) -> float:
+    """The memory of the largest process that draws pages, in MB."""
+    known = browser.new_browser_cdp_session().send("SystemInfo.getProcessInfo")
+    return max(_own_memory(one["id"]) for one in known["processInfo"] if one["type"] == "renderer")
 
 
 def _own_memory(pid: int) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import yaml  # type: ignore[import-untyped]  # its types are another package
 from typer.main import get_command
 
 import wirelake
+from tests.cluster.servers import binary
 from wirelake.cli import app
 from wirelake.config import Listener, read_settings
 from wirelake.testing import Broker
@@ -24,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 SETTINGS = ROOT / "deploy" / "container.toml"
 HEALTHY = ROOT / "deploy" / "healthy.py"
+CLUSTER = "compose.cluster.yaml"
 HADOLINT = Path(sys.executable).parent / "hadolint"
 
 
@@ -33,10 +38,13 @@ def manifests() -> list[dict[str, Any]]:
     return [one for file in files for one in yaml.safe_load_all(file.read_text())]
 
 
-def compose() -> dict[str, Any]:
-    """The compose file."""
-    read: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    """A compose file."""
+    read: dict[str, Any] = yaml.safe_load((ROOT / name).read_text())
     return read
+
+
+COMPOSE = ("compose.yaml", CLUSTER)
 
 
 def instructions(name: str) -> list[str]:
@@ -88,8 +96,10 @@ def test_every_image_runs_as_somebody_without_rights_and_says_whether_it_is_heal
 def test_commands_of_images_and_services_are_ours() -> None:
     for line in instructions("CMD"):
         parses(json.loads(line))
-    for service in compose()["services"].values():
-        parses(service["command"])
+    for file in COMPOSE:
+        for service in compose(file)["services"].values():
+            if "entrypoint" not in service:
+                parses(service["command"])
     (container,) = stateful_set()["template"]["spec"]["containers"]
     parses(container["args"])
 
@@ -129,22 +139,86 @@ def test_the_health_check_follows_the_broker(tmp_path: Path) -> None:
     assert "refused" in gone.stderr
 
 
-def test_services_of_compose_have_a_root_that_is_read_only_and_no_capabilities() -> None:
-    for service in compose()["services"].values():
+@pytest.mark.parametrize("file", COMPOSE)
+def test_services_have_a_root_that_is_read_only_and_no_capabilities(file: str) -> None:
+    for service in compose(file)["services"].values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["build"]["target"] in re.findall(r"^FROM .* AS (.+)$", DOCKERFILE, re.M)
 
 
-def test_the_compose_file_keeps_to_its_schema(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", COMPOSE)
+def test_a_compose_file_keeps_to_its_schema(file: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*command, ROOT / "compose.yaml"], capture_output=True, text=True)
+    done = subprocess.run([*command, ROOT / file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     wrong = tmp_path / "compose.yaml"
-    wrong.write_text((ROOT / "compose.yaml").read_text().replace("command:", "colour:"))
+    wrong.write_text((ROOT / file).read_text().replace("command:", "colour:"))
     done = subprocess.run([*command, wrong], capture_output=True, text=True)
     assert done.returncode == 1
     assert "colour" in done.stdout
+
+
+def test_the_services_of_the_cluster_are_one_cluster(tmp_path: Path) -> None:
+    """Each service as a process: its own command and settings, with an address for its host."""
+    if binary() is None:
+        pytest.skip("nats-server is not installed")
+    services = compose(CLUSTER)["services"]
+    hosts = {name: f"127.9.{n}.1" for n, name in enumerate(services)}
+    servers = [name for name in services if "entrypoint" in services[name]]
+    nodes = [name for name in services if name not in servers]
+    assert all(set(services[name]["depends_on"]) == set(servers) for name in nodes)
+    with ExitStack() as stack:
+        for group in (servers, nodes):
+            for name in group:
+                command = local(name, services[name], hosts, tmp_path)
+                environment = {**os.environ, **services[name].get("environment", {})}
+                log = stack.enter_context((tmp_path / f"{name}.log").open("wb"))
+                process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                stack.callback(process.wait, 60)
+                stack.callback(process.terminate)
+            for name in group:
+                check = services[name].get("healthcheck", {"test": [health_of_the_image()]})
+                url = check["test"][-1].replace("127.0.0.1", hosts[name])
+                wait_for([sys.executable, HEALTHY, url])
+        program = [sys.executable, "-m", "wirelake"]
+        status = [*program, "cluster", "status", "--cluster", f"nats://{hosts['nats-2']}:4222"]
+        told = json.loads(subprocess.check_output([*status, "--json"]))
+        assert sorted(one["node"] for one in told["nodes"]) == ["node-1", "node-2", "node-3"]
+        wait_for([*program, "kv", "put", f"kobold-3://{hosts['node-1']}:7700", "lamp", "on"])
+        read = [*program, "kv", "get", f"kobold-3://{hosts['node-3']}:7700", "lamp"]
+        assert subprocess.check_output(read).strip() == b"on"
+
+
+def local(name: str, service: dict[str, Any], hosts: dict[str, str], folder: Path) -> list[str]:
+    """The command of a service, with its files where this machine has them."""
+    places = {"/data": str(folder / name)}
+    for one in service["volumes"]:
+        source, _, rest = one.partition(":")
+        if source.startswith("./"):
+            text = (ROOT / source).read_text().replace("0.0.0.0", hosts[name])
+            for host, address in hosts.items():
+                text = text.replace(f"//{host}:", f"//{address}:")
+            copy = folder / f"{name}-{Path(source).name}"
+            copy.write_text(text.replace('"/data"', json.dumps(places["/data"])))
+            places[rest.partition(":")[0]] = str(copy)
+    program = service.get("entrypoint", [sys.executable, "-m", "wirelake"])
+    program = [str(binary()) if word == "nats-server" else word for word in program]
+    return program + [places.get(word, word) for word in service["command"]]
+
+
+def health_of_the_image() -> str:
+    """The page that its health check asks for."""
+    (url,) = re.findall(r'"(http://.+)"', HEALTHY.read_text())
+    return str(url)
+
+
+def wait_for(command: list[Any]) -> None:
+    """Run a command until it succeeds."""
+    ends = time.monotonic() + 120
+    while (done := subprocess.run(command, capture_output=True, text=True)).returncode:
+        assert time.monotonic() < ends, done.stderr
+        time.sleep(0.2)
 
 
 def stateful_set() -> dict[str, Any]:

@@ -123,7 +123,7 @@ class FlowSettings(_Table, frozen=True, kw_only=True):
         256 * _MEBIBYTE
     )
     patience: Annotated[float, _is("seconds that publishers wait for one subscriber …", gt=0)] = 2.0
-    window: Annotated[float, _is("… in any so many seconds", gt=0)] = 30.0
+    window: Annotated[float, _is("… within this many seconds", gt=0)] = 30.0
     policies: Annotated[
         dict[str, Literal["disconnect", "drop", "pause"]],
         _is("by filter; the first that matches an address counts, and `disconnect` otherwise"),
@@ -202,7 +202,12 @@ class QueueSettings(_Table, frozen=True):
         1_000_000
     )
     max_bytes: Annotated[
-        int, _is("of messages with headers and overhead, likewise", ge=0, le=_LARGEST)
+        int,
+        _is(
+            "of messages with headers and overhead, beyond which it is full; 0: no limit",
+            ge=0,
+            le=_LARGEST,
+        ),
     ] = 1 << 30
     keep_expired: Annotated[bool, _is("messages past their ttl become dead letters")] = False
 
@@ -282,7 +287,7 @@ class TokenSettings(_Table, frozen=True, kw_only=True):
     subscribe: Annotated[Filters, _is("to subscribe to, and of queues to consume")] = ()
     serve: Annotated[Filters, _is("to answer requests for")] = ()
     store: Annotated[Filters, _is("of keys in the data store")] = ()
-    declare: Annotated[Filters, _is("of addresses to make queues of; `admin` may anyway")] = ()
+    declare: Annotated[Filters, _is("of addresses to make queues of; `admin` includes it")] = ()
     clients: Annotated[Filters, _is("of client ids that may be claimed with it")] = ("#",)
     admin: Annotated[bool, _is("may do what operators do")] = False
 

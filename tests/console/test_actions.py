@@ -166,10 +166,13 @@ def test_messages_are_moved_to_another_queue_and_consumers_shown(
     card.get_by_role("checkbox").first.check()
     user.page.get_by_label("Move to").fill("into")
     user.press("Move 1 chosen")
-    expect(user.page.get_by_role("status")).to_contain_text("1 messages were moved")
+    expect(user.page.get_by_role("status")).to_contain_text("1 message was moved")
     user.press("Move all")
     expect(user.page.get_by_role("status")).to_contain_text("29 messages were moved")
     assert shared.get("/v1/queues/into").json["messages"] == 30
+    user.open("queues", name="into")
+    for name in ("Messages in the queue: now 30", "Age in seconds"):  # from ten seconds on
+        expect(user.page.get_by_role("img", name=re.compile(name))).to_be_visible()
 
 
 # Keys

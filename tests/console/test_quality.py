@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 import wirelake
+from bench.console import memory_of_pages
 from tests.console.visitor import Visitor
 from tests.http.house import House
 
@@ -25,6 +26,12 @@ PLACES = {
     "keys": {"key": "config/lamp"},
     "message": {"address": "house/hall/temp"},
     "explore": {"filter": "house/#"},
+}
+
+#: What pictures there are of the pages, by colour scheme.
+PICTURES = {
+    "light": ("overview", "explore", "log", "inspector"),
+    "dark": ("overview", "flow"),
 }
 
 
@@ -130,9 +137,9 @@ def test_the_first_paint_is_quick(house: House, page: Page) -> None:
 
 
 def test_ten_thousand_addresses_and_a_thousand_messages_a_second(
-    house: House, visitor: Visitor
+    house: House, browser: Browser, visitor: Visitor
 ) -> None:
-    """Frames a second and memory are printed; what is asserted holds on a busy machine, too."""
+    """A busy machine draws few frames, so the goal for them is in bench/goals.py."""
     with wirelake.connect_sync(house.wire("boson-binary"), client_id="flood") as client:
         client.publish_many([(f"big/{n // 100}/{n % 100}", b"x") for n in range(10_000)], ack=True)
         visitor.open("explore", filter="big/#")
@@ -149,10 +156,10 @@ def test_ten_thousand_addresses_and_a_thousand_messages_a_second(
             visitor.page.wait_for_timeout(100)
     expect(visitor.page.locator("button.line").first).to_be_visible()
     frames = visitor.page.evaluate("window.frames_drawn")
-    memory = visitor.page.evaluate("performance.memory.usedJSHeapSize")
-    print(f"{frames} frames in about 3 s, {memory / 1e6:.0f} MB of JavaScript")
+    memory = memory_of_pages(browser)
+    print(f"{frames} frames in about 3 s, {memory:.0f} MB")
     assert frames > 10
-    assert memory < 200e6
+    assert memory < 200
     assert house.call(lambda: house.node.vitals.counters["slow_consumers"]) == 0
 
 
@@ -189,6 +196,7 @@ def test_pictures_for_the_documentation_are_made(house: House, browser: Browser)
         threading.Thread(target=talk, args=("boson-binary", "gateway", rooms, 0.02)),
         threading.Thread(target=talk, args=("mfp-1", "doorbell", rooms[1::2], 0.11)),
         threading.Thread(target=talk, args=("kobold-2", "meter", ["plant/power"], 0.04)),
+        threading.Thread(target=talk, args=("mqtt-5", "greenhouse", ["garden/soil"], 0.06)),
         threading.Thread(target=hear, args=("kobold-3", "dashboard", "house/#")),
         threading.Thread(target=hear, args=("tmq-1.01", "alarm", "house/+/door")),
     ]
@@ -199,13 +207,16 @@ def test_pictures_for_the_documentation_are_made(house: House, browser: Browser)
         for scheme in ("light", "dark"):
             context = browser.new_context(
                 color_scheme=scheme,
-                viewport={"width": 1200, "height": 720},
+                viewport={"width": 1280, "height": 860},
             )
             visitor = Visitor(context.new_page(), house.url)
-            for page in (
-                ("overview", "explore", "log") if scheme == "light" else ("overview", "flow")
-            ):
-                visit(visitor, page)
+            for page in PICTURES[scheme]:
+                if page == "inspector":
+                    (row,) = house.get("/v1/rows?filter=garden/soil&limit=1").json["rows"]
+                    place = f"{row['partition']}:{row['offset']}"
+                    visitor.open(page, address=row["address"], offset=place)
+                else:
+                    visit(visitor, page)
                 time.sleep(4)
                 visitor.page.screenshot(path=target / f"console-{page}-{scheme}.png")
             context.close()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyte
@@ -65,3 +66,37 @@ def test_the_picture_of_the_terminal_is_made() -> None:
             demo.terminate()
             demo.wait()
     (ROOT / "docs" / "img" / "terminal-top.svg").write_text(drawn, encoding="utf-8")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not os.environ.get("WIRELAKE_PICTURES"), reason="WIRELAKE_PICTURES is not set")
+def test_the_picture_of_the_chat_is_made(tmp_path: Path) -> None:
+    """WIRELAKE_PICTURES=1 makes docs/img/terminal-chat.svg anew: three people on three dialects."""
+    with Broker(http=True, data=tmp_path) as broker, ExitStack() as stack:
+
+        def join(dialect: str, name: str, *rooms: str) -> Terminal:
+            topics = [word for room in rooms for word in ("--topic", room)]
+            place = (broker.url(dialect), "--http", broker.http_url, "--name", name, *topics)
+            terminal = Terminal("chat", *place, columns=92, lines=15)
+            stack.callback(terminal.close)
+            terminal.wait("you are in #")
+            return terminal
+
+        robert = join("tmq-1.01", "robert", "lobby", "team/ops")
+        robert.say("the gateway in hall 3 is down")
+        robert.wait("is down ✓✓")
+        alice = join("mfp-1", "alice", "lobby", "team/ops")
+        alice.wait("robert  the gateway in hall 3 is down")  # from the log
+        carmen = join("kobold-3", "carmen", "lobby")
+        carmen.say("/topic release day")
+        alice.wait("carmen set the topic: release day")
+        robert.say("good morning, alice")
+        alice.wait("robert  good morning, alice")
+        alice.say("good morning! I restarted it")
+        alice.wait("I restarted it ✓✓✓")
+        carmen.say("/me brings coffee")
+        alice.wait(r"\* carmen brings coffee")
+        drawn = draw(
+            alice.screen, "wirelake chat in a terminal: rooms, history, members by dialect"
+        )
+    (ROOT / "docs" / "img" / "terminal-chat.svg").write_text(drawn, encoding="utf-8")

@@ -103,8 +103,14 @@ def test_all_of_it_together_is_small() -> None:
     files = load()
     if not files:
         pytest.skip("no libraries: the console is not tested (make setup)")
-    sizes = [len(one.content) for name, one in files.items() if not is_fixed(name)]
+    shown = [name for name in files if not is_fixed(name) and name != "docs.js"]  # of /docs
+    sizes = [len(files[name].content) for name in shown]
     assert 100_000 < sum(sizes) < 250_000
+
+
+def test_no_two_dialects_have_the_same_colour(house: House) -> None:
+    colours = [one["colour"] for one in house.get("/v1/session").json["about"].values()]
+    assert len(set(colours)) == len(colours)
 
 
 # The log

@@ -37,7 +37,9 @@ def bench(
     seconds: Annotated[
         float, typer.Option(min=0.01, max=600, help="How long a measurement takes, about.")
     ] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Of which the medians count.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=100, help="Rounds; the result is their median.")
+    ] = 3,
     quick: Annotated[
         bool, typer.Option("--quick", help="One round of short measurements, for a first look.")
     ] = False,

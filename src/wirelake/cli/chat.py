@@ -33,20 +33,18 @@ def chat(
         list[str] | None,
         typer.Option(metavar="ROOM", help="Where to talk; may be repeated.  [default: lobby]"),
     ] = None,
-    bots: Annotated[int, typer.Option(min=0, help="Let so many bots talk, instead of you.")] = 0,
+    bots: Annotated[int, typer.Option(min=0, help="Number of bots that talk instead of you.")] = 0,
     rate: Annotated[float, typer.Option(min=0.01, help="Messages a minute, of each bot.")] = 3,
     duration: Annotated[
-        float, typer.Option(min=0, help="Leave after so many seconds; not with a screen.")
+        float, typer.Option(min=0, help="Leave after this many seconds; not with a screen.")
     ] = 0,
     plain: Annotated[
-        bool, typer.Option("--plain", help="Lines in, lines out, as with a pipe.")
+        bool, typer.Option("--plain", help="Lines in, lines out, as in a pipe.")
     ] = False,
     as_json: AsJson = False,
     heartbeat: Annotated[
         float,
-        typer.Option(
-            min=HEARTBEATS[0], max=HEARTBEATS[1], help="Seconds between two signs of life."
-        ),
+        typer.Option(min=HEARTBEATS[0], max=HEARTBEATS[1], help="Seconds between heartbeats."),
     ] = HEARTBEAT,
     http: Annotated[
         str,
@@ -58,9 +56,9 @@ def chat(
 ) -> None:
     """Talk to others, in rooms; a room is a topic.
 
-    On a terminal there is a screen with rooms, history and who is here; `/help` in it lists what
-    can be done. In a pipe, lines in are said, and what is heard is printed; it ends when its input
-    does and everything is delivered, or with `--duration` after so many seconds.
+    On a terminal it is a screen with rooms, history and members; `/help` in it lists the commands.
+    In a pipe, each line of standard input is a message, and messages of others are printed; it
+    ends when its input does and everything is delivered, or after `--duration` seconds.
 
     Examples:
 
@@ -90,7 +88,7 @@ def chat(
 
 
 def _let_talk(crowd: crowds.Crowd, count: int, duration: float) -> None:
-    """Run bots until a signal ends them, or for so many seconds; then print what they did."""
+    """Run bots until a signal, or for `duration` seconds; then print what they did."""
     try:
         with suppress(KeyboardInterrupt):  # the usual end
             asyncio.run(until_told(crowds.run(crowd, count, duration)))

@@ -15,7 +15,7 @@ from wirelake.cli.work import asked
 from wirelake.client.http import HttpClient
 from wirelake.message import printable
 
-app = Family(help="Who is connected to a broker; without a command, a list.", cls=Listing)
+app = Family(help="The connections of a broker; without a command, a list.", cls=Listing)
 
 
 @app.command("ls")
@@ -63,7 +63,10 @@ def list_connections(
 def close(
     url: HttpUrl,
     numbers: Annotated[
-        list[int], typer.Argument(metavar="NUMBER...", min=0, help="As `ls` shows them.")
+        list[int],
+        typer.Argument(
+            metavar="NUMBER...", min=0, help="Numbers of connections, as `ls` shows them."
+        ),
     ],
     as_json: AsJson = False,
     timeout: Patience = 30.0,

@@ -27,12 +27,12 @@ def add(
     name: Name,
     broker: Annotated[str, typer.Argument(metavar="URL", help="Of a listener, or of HTTP.")],
     http: Annotated[
-        str, typer.Option(metavar="URL", help="Its HTTP, where the listener cannot tell that.")
+        str, typer.Option(metavar="URL", help="Its HTTP, if the listener cannot report it.")
     ] = "",
     token: Annotated[
         str, typer.Option(help="The token to show there; - reads it from stdin.")
     ] = "",
-    use: Annotated[bool, typer.Option("--use", help="Use it from now on.")] = False,
+    use: Annotated[bool, typer.Option("--use", help="Make it the current context.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Save a broker under a name; the first one is used from now on.

@@ -47,7 +47,7 @@ COUNTS, FRAMES, ORDERS, TYPES = (get_args(one) for one in (Counts, Framing, Orde
 #: Bytes shown around a fault.
 AROUND = 16
 
-app = Family(help="Dialects: those that there are, and your own, described in a file.")
+app = Family(help="Known dialects, and your own, described in a file.")
 
 
 @app.command("list")
@@ -251,7 +251,8 @@ def fitting_checksums(description: Description, data: bytes) -> list[str]:
 def new(
     file: Annotated[Path, typer.Argument(help="The file to write; `-` is standard output.")],
     preset: Annotated[
-        str, typer.Option(metavar="|".join(PRESETS), help="Begin with one of these, ask nothing.")
+        str,
+        typer.Option(metavar="|".join(PRESETS), help="Start from this preset, without questions."),
     ] = "",
     as_json: AsJson = False,
 ) -> None:

@@ -32,7 +32,7 @@ def inspect(
             parser=dialect_name,
             metavar="|".join(DIALECTS),
             autocompletion=lambda: list(DIALECTS),
-            help="What it is written in; without it, told from the first bytes.",
+            help="The dialect; without it, detected from the first bytes.",
         ),
     ] = None,
     as_json: Annotated[

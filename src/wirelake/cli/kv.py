@@ -81,7 +81,7 @@ def put(
     file: File = None,
     create: Annotated[bool, typer.Option("--create", help="Only if there is none yet.")] = False,
     revision: Revision = None,
-    ttl: Annotated[int, typer.Option(min=0, help="In ms, before it is gone; 0 stays.")] = 0,
+    ttl: Annotated[int, typer.Option(min=0, help="Time to live, in ms; 0: it never expires.")] = 0,
     as_json: AsJson = False,
     timeout: Patience = 30.0,
     client_id: ClientId = "",

@@ -42,11 +42,12 @@ def pub(
     lines: Annotated[
         bool, typer.Option("--lines", help="Every line of the input is a message.")
     ] = False,
-    count: Annotated[int, typer.Option(min=1, help="Publish it so many times.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="How many times to publish it.")] = 1,
     ack: Annotated[bool, typer.Option("--ack", help="Wait until the broker has it.")] = False,
     header: Headers = None,
     priority: Annotated[int, typer.Option(min=0, max=1)] = 0,
-    ttl: Annotated[int, typer.Option(min=0, help="In ms; hops in TMQ.")] = 0,
+    ttl: Annotated[int, typer.Option(min=0, help="Time to live, in ms; in TMQ, hops.")] = 0,
+    id: Annotated[str, typer.Option(help="The id of the message.")] = "",
     client_id: ClientId = "",
     token: Token = "",
     as_json: AsJson = False,
@@ -68,12 +69,12 @@ def pub(
 
     async def work(client: Client) -> int:
         bodies = 0
-        if ack or headers or priority or ttl:
+        if ack or headers or priority or ttl or id:
             async for body in as_they_come(source):
                 bodies += 1
                 for _ in range(count):
                     await client.publish(
-                        address, body, ack=ack, headers=headers, priority=priority, ttl=ttl
+                        address, body, ack=ack, headers=headers, priority=priority, ttl=ttl, id=id
                     )
             return bodies * count
         async for body in as_they_come(source):

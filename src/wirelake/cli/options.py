@@ -106,8 +106,8 @@ def dialect_name(text: str) -> str:
     return text
 
 
-Count = Annotated[int, typer.Option(min=0, help="Stop after so many messages; 0 never does.")]
-Timeout = Annotated[float, typer.Option(min=0, help="Stop after so many seconds; 0 never does.")]
+Count = Annotated[int, typer.Option(min=0, help="Stop after this many messages; 0: never.")]
+Timeout = Annotated[float, typer.Option(min=0, help="Stop after this many seconds; 0: never.")]
 Patience = Annotated[float, typer.Option(min=0.001, help="Seconds to wait for an answer.")]
 Headers = Annotated[list[str] | None, typer.Option("--header", help="KEY=VALUE; may be repeated.")]
 Listen = Annotated[

@@ -40,7 +40,7 @@ TAKES = (LIST, "nack", "nack without requeue", "pull that waits")
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 
-app = Family(help="Messages that are kept until somebody has them.")
+app = Family(help="Queues: messages stay until they are acknowledged.")
 app.command()(queue_care.peek)
 app.command()(queue_care.purge)
 app.command()(queue_care.move)
@@ -57,9 +57,9 @@ def put(
     lines: Annotated[
         bool, typer.Option("--lines", help="Every line of the input is a message.")
     ] = False,
-    delay: Annotated[int, typer.Option(min=0, help="In ms, before anybody gets it.")] = 0,
-    priority: Annotated[int, typer.Option(min=0, max=1, help="1 goes before 0.")] = 0,
-    ttl: Annotated[int, typer.Option(min=0, help="In ms; hops in TMQ.")] = 0,
+    delay: Annotated[int, typer.Option(min=0, help="Delay before delivery, in ms.")] = 0,
+    priority: Annotated[int, typer.Option(min=0, max=1, help="1 is delivered before 0.")] = 0,
+    ttl: Annotated[int, typer.Option(min=0, help="Time to live, in ms; in TMQ, hops.")] = 0,
     id: Annotated[str, typer.Option(help="The id of the message.")] = "",
     header: Headers = None,
     timeout: Patience = 30.0,
@@ -101,20 +101,21 @@ def get(
     queue: Queue,
     count: Annotated[
         int | None,
-        typer.Option(min=1, help="At most so many messages: 1, with --follow any number."),
+        typer.Option(min=1, help="Maximum number of messages: 1, with --follow any number."),
     ] = None,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait for them, where there are none.")
-    ] = 0.0,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as messages come.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait if there are none.")] = 0.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Keep waiting for more messages.")
+    ] = False,
     no_ack: Annotated[
-        bool, typer.Option("--no-ack", help="Only look: they go back when this ends.")
+        bool,
+        typer.Option("--no-ack", help="Do not acknowledge: they return to the queue at the end."),
     ] = False,
     nack: Annotated[
-        bool, typer.Option("--nack", help="Refuse them: they go to the dead letters.")
+        bool, typer.Option("--nack", help="Reject them: they become dead letters.")
     ] = False,
     requeue: Annotated[
-        bool, typer.Option("--requeue", help="Give them back at once, as tried and failed.")
+        bool, typer.Option("--requeue", help="Return them at once as failed attempts.")
     ] = False,
     as_json: AsJson = False,
     raw: Annotated[bool, typer.Option("--raw", help="Just the payloads, each on a line.")] = False,
@@ -141,7 +142,7 @@ def get(
     if no_ack + nack + requeue > 1:
         raise typer.BadParameter("only one of --no-ack, --nack and --requeue can be done")
     if follow and wait:
-        raise typer.BadParameter("--follow waits anyway: --timeout ends it")
+        raise typer.BadParameter("--follow waits until it is stopped: use --timeout")
 
     async def show(delivery: Delivery) -> None:
         write_message(delivery.message, as_json=as_json, raw=raw, attempt=delivery.attempt)

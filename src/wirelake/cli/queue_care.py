@@ -25,7 +25,7 @@ Queue = Annotated[str, typer.Argument(metavar="QUEUE")]
 def peek(
     url: HttpUrl,
     queue: Queue,
-    count: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 10,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of messages.")] = 10,
     as_json: AsJson = False,
     timeout: Patience = 30.0,
     token: Token = "",
@@ -78,9 +78,12 @@ def move(
     url: HttpUrl,
     queue: Queue,
     to: Annotated[
-        str, typer.Option(metavar="QUEUE", help="Where to; dead letters go back by themselves.")
+        str,
+        typer.Option(
+            metavar="QUEUE", help="The target; without it, dead letters go back to their own queue."
+        ),
     ] = "",
-    count: Annotated[int, typer.Option(min=1, help="At most so many.")] = 2**31,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of messages.")] = 2**31,
     timeout: Patience = 300.0,
     token: Token = "",
     as_json: AsJson = False,
@@ -106,16 +109,17 @@ def make(
         float | None, typer.Option(min=0.001, help="Seconds until a message is delivered again.")
     ] = None,
     max_deliveries: Annotated[
-        int | None, typer.Option(min=1, help="Before a message is a dead letter.")
+        int | None, typer.Option(min=1, help="Deliveries until a message becomes a dead letter.")
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option(min=0, help="Beyond which it is full; 0: no limit.")
+        int | None, typer.Option(min=0, help="Maximum number of messages; 0: no limit.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Of messages, headers and overhead, likewise.")
+        int | None,
+        typer.Option(min=0, help="Maximum bytes, with headers and overhead; 0: no limit."),
     ] = None,
     dedup_window: Annotated[
-        float | None, typer.Option(min=0, help="Seconds in which an id is taken once.")
+        float | None, typer.Option(min=0, help="Seconds in which a repeated id is a duplicate.")
     ] = None,
     keep_expired: Annotated[
         bool | None, typer.Option(help="Messages past their ttl become dead letters.")

@@ -41,7 +41,8 @@ def serve(
         ),
     ] = None,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Keep everything in memory: nothing survives.")
+        bool,
+        typer.Option("--memory", help="Keep everything in memory; nothing survives a restart."),
     ] = False,
     http: Annotated[
         str | None,
@@ -75,8 +76,8 @@ def serve(
     A URL is a family (`boson`, `kobold`, `tmq`, `mfp`, or `auto` for any of them), then a host and
     a port, or with `+unix` a path. `+tls` takes certificate and key from the settings.
 
-    SIGTERM and SIGINT let it finish what it has to say; a second one does not. SIGHUP makes it read
-    the settings again: tokens, limits, flow, certificates; it goes on listening where it does.
+    SIGTERM and SIGINT stop it after flushing pending output; a second one stops it at once. SIGHUP
+    reloads tokens, limits, flow and certificates; listeners stay as they are.
 
     Examples:
 

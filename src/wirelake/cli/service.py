@@ -32,7 +32,7 @@ def install(
     ] = None,
     account: Annotated[str, typer.Option(help="The account that the broker runs as.")] = "wirelake",
     user: Annotated[
-        bool, typer.Option("--user", help="A service of your own, without root's rights.")
+        bool, typer.Option("--user", help="A service of your own account, without root.")
     ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the unit; write and check nothing.")

@@ -47,7 +47,7 @@ STREAM = "byte stream"
 @app.command()
 def send(
     url: Url,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The id of who is to get it.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client id of the receiver.")],
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="What to send; - is stdin.")
     ] = None,
@@ -106,7 +106,7 @@ def recv(
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(min=0, help="So many streams, one after the other; 0 never stops."),
+        typer.Option(min=0, help="Number of streams, one after the other; 0: no limit."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a stream; needs --output.")

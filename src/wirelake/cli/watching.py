@@ -84,9 +84,7 @@ def top(
 
 def health(
     url: HttpUrl,
-    wait: Annotated[
-        float, typer.Option(min=0, help="Seconds to wait until the broker is there and well.")
-    ] = 0.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a healthy broker.")] = 0.0,
     timeout: Patience = ANSWER,
     as_json: AsJson = False,
     token: Token = "",

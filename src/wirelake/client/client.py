@@ -293,7 +293,7 @@ class Client:
         require(self.dialect, "service")
         return Service(self._lines, check_topic(address), handler, self._lines.inbox())
 
-    # Direct messages, and signs of life
+    # Direct messages, and pings
 
     async def send_to(
         self,

@@ -134,7 +134,7 @@ class Speech(ABC):
         return Message(op=Op.PONG)
 
     def ping(self) -> Ask:
-        """Ask for a sign of life."""
+        """Return a ping."""
         return self.control(Message(op=Op.PING))
 
     def settle(self, delivered: Message, *, done: bool, requeue: bool = True) -> Ask:

@@ -31,7 +31,7 @@ MISSING = (
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it is sent: as it is, and smaller for those who take gzip."""
+    """A file, plain and compressed by gzip."""
 
     content: bytes
     small: bytes

@@ -460,7 +460,7 @@ def _text(value: bytes, where: str) -> str:
 
 
 async def body(request: Request, most: int) -> bytes:
-    """The whole body, of at most so many bytes; refused before it is read, where that is known."""
+    """Read the whole body; refuse one of more than `most` bytes, unread if its size is known."""
     too_large = RefusedError("too_large", f"a body has at most {most} bytes")
     announced = request.headers.get("content-length", "")
     if announced and number(announced, "Content-Length") > most:

@@ -47,7 +47,7 @@ _COUNTERS = {
     "disk_waits": "Times that publishers had to wait for the disk.",
     "refused_connections": "Connections that were refused, as there were too many.",
     "unfinished_closed": "Connections that were closed, as unfinished frames took too much.",
-    "gave_way": "Times that a client asked for so much at once that others had their turn first.",
+    "gave_way": "Times that a client with many requests was made to wait for others.",
     "routes_worked_out": "Times that the subscribers of an address were looked up.",
 }
 _REASONS = {
@@ -205,7 +205,7 @@ class _Figures(Collector):
 
     def _latencies(self) -> Iterator[Metric]:
         for name, text in {
-            "delivery": "From the read of a socket to the write of what came of it.",
+            "delivery": "From reading a message from a socket to writing it to subscribers.",
             "request": "From a request to its reply.",
         }.items():
             state = self._taken.latencies[name]

@@ -301,7 +301,7 @@ def histogram(
     buckets: int,
     budget: float = BUDGET,
 ) -> dict[str, Any]:
-    """How many of the wanted rows were received in each of so many equal parts of [start, stop) µs.
+    """Count the wanted rows that were received in each of the equal parts of [start, stop) µs.
 
     Offsets count rows, so where all rows are wanted only the ends of each part are looked up. Else
     rows are read from the newest on, for `budget` seconds: `since` says from when on all were.

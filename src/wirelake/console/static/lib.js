@@ -191,7 +191,7 @@ export function visible(text, keep = "") {
 /** @param {number} value @param {string[]} units @param {number} factor */
 function scaled(value, units, factor) {
   let unit = 0;
-  while (value >= factor && unit < units.length - 1) {
+  while (Math.round(value) >= factor && unit < units.length - 1) {
     value /= factor;
     unit += 1;
   }
@@ -200,7 +200,9 @@ function scaled(value, units, factor) {
 }
 
 /** @param {number} value */
-export const count = (value) => Math.round(value ?? 0).toLocaleString("en").replaceAll(",", "\u202f");
+export const count = (value) => Math.round(value ?? 0).toLocaleString("en");
+/** A number with its noun. @param {number} value @param {string} one @param {string} [more] */
+export const counted = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 /** @param {number} value */
 export const short = (value) => scaled(value ?? 0, ["", "k", "M", "G"], 1000);
 /** @param {number} value */

@@ -138,6 +138,9 @@ function timeOfDay(time) {
   return parts.map((one) => String(one).padStart(2, "0")).join(":");
 }
 
+/** Pixels between two times of an axis: more where there are seconds in them. @type {(u: any, axis: number, from: number, to: number, width: number) => number} */
+const room = (_u, _axis, from, to, width) => ((60 * width) / (to - from) < 80 ? 50 : 80);
+
 /**
  * A chart over time; stacked where there are several series.
  * @param {{times: number[], series: {name: string, values: number[], colour?: string}[], height?: number,
@@ -171,7 +174,7 @@ export function Chart({ times, series, height = 190, format = String, label, onS
           legend: { show: false },
           cursor: { drag: { x: !!onSelect, y: false, setScale: false }, points: { show: false } },
           scales: { y: { range: (/** @type {any} */ _u, /** @type {number} */ _low, /** @type {number} */ high) => [0, Math.max(1, high * 1.08)] } },
-          axes: [{ ...axis, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(timeOfDay) }, { ...axis, size: 58, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(format) }],
+          axes: [{ ...axis, space: room, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(timeOfDay) }, { ...axis, size: 58, values: (/** @type {any} */ _u, /** @type {number[]} */ ticks) => ticks.map(format) }],
           series: [{}, ...[...colours].reverse().map((one) => ({ stroke: one, fill: one, width: 1, points: { show: false }, ...(bars && { paths: Plot.paths.bars({ size: [0.85, 60] }) }) }))],
           hooks: {
             setCursor: [(/** @type {any} */ u) => setAt(u.cursor.idx ?? null)],

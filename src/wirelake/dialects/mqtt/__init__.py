@@ -3,7 +3,7 @@
 from wirelake.dialects.dialect import Dialect
 
 _HERE = "wirelake.dialects.mqtt"
-_COLOURS = {"3.1.1": "#8cd17d", "5": "#499894"}
+_COLOURS = {"3.1.1": "#ff9da7", "5": "#9c755f"}
 _SHARED = frozenset({"acknowledgement of a publish", "client id", "ping"})
 _NEW = frozenset({"header", "request/reply", "service", "ttl"})
 

@@ -38,6 +38,6 @@ export default function Access({ session }) {
           { key: "admin", title: "admin", show: (/** @type {any} */ one) => (one.admin ? "yes" : "no") },
           ...["publish", "subscribe", "serve", "store", "declare", "clients"].map(filters),
         ]} />
-        <p class="soft">Tokens stand in the configuration; <code>wirelake token</code> makes one, and the broker reads the file again on SIGHUP.</p><//>
+        <p class="soft">Tokens are part of the configuration. <code>wirelake token</code> makes one; the broker reads the file again on SIGHUP.</p><//>
     </div>`;
 }

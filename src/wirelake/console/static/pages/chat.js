@@ -63,9 +63,9 @@ export default function Chat({ session, query }) {
   return html`<div class="top"><h1>Chat</h1><p class="soft">The rooms of <code>wirelake chat</code>, in whatever dialect people speak.</p></div>
     ${problem && html`<p class="bad" role="alert">${problem}</p>`}
     <div class="split"><div class="cards">
-      <${Card} title="Rooms"><ul>${rooms.map((one) => html`<li><a href=${to("chat", { room: one })} aria-current=${one === room ? "true" : undefined}><${T} v=${one} /></a></li>`)}</ul>
+      <${Card} title="Rooms"><ul class="plain">${rooms.map((one) => html`<li><a href=${to("chat", { room: one })} aria-current=${one === room ? "true" : undefined}><${T} v=${one} /></a></li>`)}</ul>
         <form class="row" onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); location.hash = to("chat", { room: wanted }); setWanted(""); }}><input class="grow" aria-label="Another room" placeholder="another room" required value=${wanted} onInput=${(/** @type {any} */ e) => setWanted(e.target.value)} /><button>Go</button></form><//>
-      <${Card} title="Members" aside=${`${here.length}`}>${here.length ? html`<ul>${here.map((one) => html`<li><${T} v=${one.name} /> <span class="soft"><${Dialect} of=${one.dialect} /></span></li>`)}</ul>` : html`<p class="soft">Nobody has shown a sign of life yet.</p>`}<//></div>
+      <${Card} title="Members" aside=${`${here.length}`}>${here.length ? html`<ul class="plain">${here.map((one) => html`<li><${T} v=${one.name} /> <span class="soft"><${Dialect} of=${one.dialect} /></span></li>`)}</ul>` : html`<p class="soft">Nobody else is here.</p>`}<//></div>
       <${Card} title=${`# ${visible(room)}`}>
         <div class="chat" ref=${box} tabindex="0" role="log" aria-label="What was said">${lines.map((one) => html`<div class="say" key=${one.id || `${one.time} ${one.text}`}><span class="soft">${clock(one.time)}</span> <${Dot} of=${one.dialect} />
           ${one.kind === "me" ? html`<em>* <${T} v=${one.name} /> <${Lines} v=${one.text} /></em>` : html`<strong><${T} v=${one.name || "somebody"} /></strong> <${Lines} v=${one.text} />`}</div>`)}

@@ -48,9 +48,9 @@ export default function Explore({ session, query }) {
           </form>
           ${rows.length ? html`<div class="tail" role="listbox" aria-label="Messages" tabindex="0" onKeyDown=${arrows(".line")}>
             ${rows.map((one) => html`<button type="button" role="option" class="line" tabindex="-1" key=${one.key} aria-selected=${String(chosen?.key === one.key)} onClick=${() => setChosen(one)} onFocus=${() => setChosen(one)}>
-              <span class="soft">${clock(one.time)}</span><span class="opt"><${Dialect} of=${one.dialect} /></span><span><${T} v=${one.address} /></span>
+              <span class="soft">${clock(one.time).slice(0, 8)}<span class="opt">${clock(one.time).slice(8)}</span></span><span class="opt"><${Dialect} of=${one.dialect} /></span><span><${T} v=${one.address} /></span>
               <span class="mono"><${T} v=${one.payload ?? (one.cbor !== undefined ? JSON.stringify(one.cbor) : `${one.size} bytes`)} /></span><span class="soft end opt">${one.size} B</span></button>`)}
-          </div>` : html`<div class="tail"><p class="empty soft">${!filter ? "Nothing is listened to." : wanted ? "Nothing that is kept here matches the search." : paused ? "Paused." : "Waiting for messages."}</p></div>`}<//>
+          </div>` : html`<div class="tail"><p class="empty soft">${!filter ? "Choose an address, or enter a filter." : wanted ? "No message matches the search." : paused ? "Paused." : "Waiting for messages."}</p></div>`}<//>
       <div class="beside">
         ${chosen && html`<${Card} title="Message" aside=${html`<span class="row"><a href=${to("message", place(chosen))}>its way</a>
             <a href=${to("inspector", place(chosen))}>inspect</a>
@@ -234,7 +234,7 @@ function sameAs(form, dialect, draft, more, sent, session) {
   const url = `${dialect}://${location.hostname}${port ? `:${port}` : ""}`;
   const own = Object.entries(sent).filter(([k]) => k.startsWith("Wirelake-Header-")).map(([k, v]) => [k.slice(16), v]);
   if (form === "CLI") {
-    const extra = [...(more.ttl ? [`--ttl ${more.ttl}`] : []), ...(more.priority === "1" ? ["--priority 1"] : []), ...own.map(([k, v]) => `--header ${quoted(`${k}=${v}`)}`)];
+    const extra = [...(more.ttl ? [`--ttl ${more.ttl}`] : []), ...(more.priority === "1" ? ["--priority 1"] : []), ...(more.id ? [`--id ${quoted(more.id)}`] : []), ...own.map(([k, v]) => `--header ${quoted(`${k}=${v}`)}`)];
     return [`${token && 'WIRELAKE_TOKEN="$TOKEN" '}wirelake pub ${url}`, quoted(draft.address), quoted(draft.payload), ...extra].join(" ");
   }
   const options = [JSON.stringify(draft.address), `${JSON.stringify(draft.payload)}.encode()`];

@@ -65,7 +65,7 @@ export default function Inspector({ session, query }) {
         <form onSubmit=${read} onDragOver=${(/** @type {Event} */ e) => e.preventDefault()} onDrop=${drop}>
           <label class="field">Paste bytes, or drop a file here<textarea rows="3" value=${text} placeholder=${EXAMPLE} onInput=${(/** @type {any} */ e) => setText(e.target.value)}></textarea></label>
           <div class="row"><select aria-label="Form" value=${form} onChange=${(/** @type {any} */ e) => setForm(e.target.value)}><option value="text">as text</option><option value="hex">as hex</option><option value="base64">as base64</option></select>
-            <select aria-label="Dialect" value=${dialect} onChange=${(/** @type {any} */ e) => setDialect(e.target.value)}><option value="">told from the bytes</option>${session.dialects.map((one) => html`<option>${one}</option>`)}</select>
+            <select aria-label="Dialect" value=${dialect} onChange=${(/** @type {any} */ e) => setDialect(e.target.value)}><option value="">detect the dialect</option>${session.dialects.map((one) => html`<option>${one}</option>`)}</select>
             <button class="main">Inspect</button><button type="button" onClick=${() => { setText(EXAMPLE); setForm("text"); look(new TextEncoder().encode(EXAMPLE), ""); }}>An example</button>
             <label>or a file <input type="file" aria-label="A file" onChange=${drop} /></label></div>
         </form>

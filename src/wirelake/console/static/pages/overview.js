@@ -1,6 +1,6 @@
 // Overview: is all well, what passes, and what needs somebody.
 
-import { ask, bytes, count, duration, html, perSecond, short, to, useEffect, useLive, useState, visible, when } from "../lib.js";
+import { ask, bytes, count, counted, duration, html, perSecond, short, to, useEffect, useLive, useState, visible, when } from "../lib.js";
 import { BY_DIALECT, Card, Chart, Choice, Legend, T, Table, Tile, columns } from "../parts.js";
 
 const SPANS = /** @type {[string, number][]} */ ([["5 min", 300], ["20 min", 1200], ["1 h", 3600]]);
@@ -20,22 +20,22 @@ function sentence(now) {
   if (now.state === "trouble") return html`<strong class="bad">Nothing can be written: ${visible(now.trouble || "see the log of the broker")}.</strong>`;
   if (now.state === "behind") return html`<strong class="warn">The disk is behind by ${bytes(now.backlog)}, so publishers wait.</strong>`;
   const wrong = problems(now);
-  if (wrong.length) return html`<strong class="warn">All that is accepted is kept; ${wrong.length === 1 ? "one thing needs" : `${wrong.length} things need`} a look.</strong>`;
-  return html`<strong class="good">All is well: all that is accepted is kept.</strong>`;
+  if (wrong.length) return html`<strong class="warn">The broker stores what it accepts; ${wrong.length === 1 ? "one thing needs" : `${wrong.length} things need`} attention.</strong>`;
+  return html`<strong class="good">All is well: the broker stores what it accepts.</strong>`;
 }
 
 /** What is wrong now, each with the page where it is mended. @param {any} now */
 function problems(now) {
   /** @type {{text: string, fix: string, href: string}[]} */
   const found = [];
-  if (now.trouble) found.push({ text: `Nothing can be written: ${now.trouble}`, fix: "What needs the disk is refused until it works again.", href: to("trouble") });
+  if (now.trouble) found.push({ text: `Nothing can be written: ${now.trouble}`, fix: "Requests that need the disk are refused until it works again.", href: to("trouble") });
   if (now.free && now.free < Math.min(0.05 * now.disk_size, 2 * 2 ** 30)) found.push({ text: `The disk has ${bytes(now.free)} left`, fix: "Make room, or let the log keep less.", href: to("log") });
-  if (now.waiting) found.push({ text: `${now.waiting} clients wait for a slow subscriber or for the disk`, fix: "Close the one whose outbox is full.", href: to("connections", { sort: "outbox" }) });
+  if (now.waiting) found.push({ text: `${counted(now.waiting, "client waits", "clients wait")} for a slow subscriber or for the disk`, fix: "Close the one whose outbox is full.", href: to("connections", { sort: "outbox" }) });
   if (now.outbox > now.outbox_most / 2) found.push({ text: `${bytes(now.outbox)} wait for slow subscribers`, fix: "See whose outbox it is.", href: to("connections", { sort: "outbox" }) });
   for (const queue of now.queues ?? []) {
     const href = to("queues", { name: queue.name });
-    if (queue.name.endsWith("/$dead") && queue.messages) found.push({ text: `${count(queue.messages)} dead letters in ${queue.name}`, fix: "See why, and send them back.", href });
-    else if (queue.ready && !queue.consumers && queue.age > 60) found.push({ text: `${queue.name} has messages and no consumer`, fix: `The next one waits since ${duration(queue.age)}.`, href });
+    if (queue.name.endsWith("/$dead") && queue.messages) found.push({ text: `${counted(queue.messages, "dead letter")} in ${queue.name}`, fix: "See why, and send them back.", href });
+    else if (queue.ready && !queue.consumers && queue.age > 60) found.push({ text: `${queue.name} has messages and no consumer`, fix: `The oldest has waited for ${duration(queue.age)}.`, href });
     else if (queue.max_messages && queue.messages > 0.9 * queue.max_messages) found.push({ text: `${queue.name} is nearly full`, fix: `${count(queue.messages)} of ${count(queue.max_messages)} messages.`, href });
   }
   for (const [name, lag] of Object.entries(now.queries ?? {})) {
@@ -68,10 +68,10 @@ function Figures({ now }) {
       <${Tile} name="messages out" value=${perSecond(sum("delivered")) || "0/s"} href=${to("flow")} past=${past("delivered")} />
       <${Tile} name="bytes in" value=${`${bytes(sum("bytes_in"))}/s`} past=${past("bytes_in")} />
       <${Tile} name="bytes out" value=${`${bytes(sum("bytes_out"))}/s`} past=${past("bytes_out")} />
-      <${Tile} name="connections" value=${count(sessions)} href=${to("connections")} more=${`${count(now.subscriptions)} filters`} />
-      <${Tile} name="in queues" value=${count(now.queued)} href=${to("queues")} more=${`${count(now.queue_count)} queues`} />
+      <${Tile} name="connections" value=${count(sessions)} href=${to("connections")} more=${counted(now.subscriptions, "filter")} />
+      <${Tile} name="in queues" value=${count(now.queued)} href=${to("queues")} more=${counted(now.queue_count, "queue")} />
       <${Tile} name="log on disk" value=${bytes(now.disk)} href=${to("log")} more=${now.free ? `${bytes(now.free)} free` : `${short(now.rows)} rows`} />
-      <${Tile} name="rows of lag" value=${short(lag)} href=${to("spark")} more=${`${Object.keys(now.queries).length} queries`} />
+      <${Tile} name="rows of lag" value=${short(lag)} href=${to("spark")} more=${counted(Object.keys(now.queries).length, "query", "queries")} />
     </div>
     <div class="cards">
       ${wrong.length ? html`<${Card} title="What is wrong now" wide kind="alarm"><ul class="plain">${wrong.map((one) => html`<li><a href=${one.href}><${T} v=${one.text} /></a> <span class="soft">${one.fix}</span></li>`)}</ul><//>` : null}

@@ -1,6 +1,6 @@
 // Queues: depth and age, what is in them, and all that operators do to them.
 
-import { ask, attempt, bytes, count, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
+import { ask, attempt, bytes, count, counted, duration, html, inPath, tell, to, useAnswer, useEffect, useLive, useState } from "../lib.js";
 import { BY_DIALECT, Card, Chart, Confirm, Message, T, Table, Tile, columns } from "../parts.js";
 
 const SETTINGS = /** @type {[string, string, string][]} */ ([
@@ -66,7 +66,7 @@ function Queue({ queue, session }) {
       const told = await ask(`${path}/move?${new URLSearchParams([...(to_ ? [["to", to_]] : []), ...part.map((one) => ["sequence", String(one)])])}`, { method: "POST" });
       moved += told.moved;
     }
-    tell(`${moved} messages were moved.`);
+    tell(`${counted(moved, "message was", "messages were")} moved.`);
     setPicked(new Set());
     peek.reload();
   });
@@ -101,7 +101,7 @@ function Queue({ queue, session }) {
         <input class="grow mono" aria-label="Move to" placeholder="another queue" required value=${target} onInput=${(/** @type {any} */ e) => setTarget(e.target.value)} />
         <button disabled=${!queue.ready}>Move ${chosen.length ? `${chosen.length} chosen` : "all"}</button></form>
       <div class="row"><button class="danger" onClick=${() => setQuestion({ title: "Purge the queue?", verb: "Purge", text: `All ${count(queue.messages - queue.held)} messages that nobody holds are thrown away.`, work: () => ask(`${path}/purge`, { method: "POST" }), done: "Purged." })}>Purge</button>
-        <button class="danger" onClick=${() => setQuestion({ title: "Remove the queue?", verb: "Remove", text: "The queue and all that is in it are gone; what is published there goes to a topic again.", work: () => ask(path, { method: "DELETE" }), done: "Removed." })}>Remove</button></div><//>
+        <button class="danger" onClick=${() => setQuestion({ title: "Remove the queue?", verb: "Remove", text: "The queue and its messages are deleted. Messages published there go to a topic again.", work: () => ask(path, { method: "DELETE" }), done: "Removed." })}>Remove</button></div><//>
     <${Card} title="Settings"><${Settings} queue=${queue} onDone=${() => {}} /><//>`}
     ${question && html`<${Confirm} title=${question.title} verb=${question.verb} onClose=${() => setQuestion(null)} onDo=${() => attempt(question.work, question.done).then(peek.reload)}><p>${question.text}</p><//>`}`;
 }

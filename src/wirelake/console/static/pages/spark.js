@@ -19,15 +19,15 @@ export default function Spark({ session }) {
   return html`<div class="top"><h1>Spark</h1></div>
     ${(problem || part?.text) && html`<p class="bad" role="alert">${problem || part.text}</p>`}
     <div class="cards"><${Card} title="Queries" wide>
-      <${Table} name="Queries" rows=${rows} id="query" empty=${part ? "No query has told how far it has read." : "Loading."} columns=${[
+      <${Table} name="Queries" rows=${rows} id="query" empty=${part ? "No query has reported its progress." : "Loading."} columns=${[
         { key: "query", title: "query", wide: true },
         { key: "lag", title: "rows behind", number: true, show: (/** @type {any} */ one) => html`<span class=${one.lag > 1e6 ? "warn" : ""}>${count(one.lag)}</span>` },
         { key: "lags", title: "by partition", show: (/** @type {any} */ one) => Object.entries(one.lags).map(([partition, lag]) => `${partition}: ${count(lag)}`).join(", ") },
-        { key: "time", title: "told", show: (/** @type {any} */ one) => when(one.time * 1e6) },
+        { key: "time", title: "reported", show: (/** @type {any} */ one) => when(one.time * 1e6) },
         { key: "owner", title: "token" },
         ...(session.admin ? [{ key: "forget", title: "", show: (/** @type {any} */ one) => html`<button class="danger" onClick=${() => setQuestion(one.query)}>Forget</button>` }] : []),
       ]} />
-      <p class="soft">A query tells its progress when it reads with the option <code>progress</code>, as <code>wirelake lake land</code> does.</p><//>
+      <p class="soft">A query reports its progress if it reads with the option <code>progress</code>, as <code>wirelake lake land</code> does.</p><//>
       ${rows.map((/** @type {any} */ one) => html`<${Card} key=${one.query} title=${one.query} aside="rows behind, since this page was opened">
         <${Chart} height=${120} times=${seen.current[one.query].map((p) => p.time)} series=${[{ name: "lag", colour: "accent", values: seen.current[one.query].map((p) => p.lag) }]} format=${count} label="Rows behind" /><//>`)}
     </div>

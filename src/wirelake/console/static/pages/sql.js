@@ -6,7 +6,7 @@ import { Card, Copy, T, Table } from "../parts.js";
 const EXAMPLES = /** @type {[string, string][]} */ ([
   ["Busiest addresses", "SELECT address, count(*) AS messages, sum(octet_length(payload)) AS bytes\nFROM log WHERE op = 'publish'\nGROUP BY address ORDER BY messages DESC LIMIT 20"],
   ["Messages a minute by dialect", "SELECT time_bucket(INTERVAL 1 minute, timestamp) AS minute, dialect, count(*) AS messages\nFROM log GROUP BY ALL ORDER BY minute DESC, messages DESC"],
-  ["Why letters died", "SELECT address, headers['dead.reason'] AS reason, count(*) AS letters\nFROM log WHERE op = 'dead' GROUP BY ALL ORDER BY letters DESC"],
+  ["Dead letters by reason", "SELECT address, headers['dead.reason'] AS reason, count(*) AS letters\nFROM log WHERE op = 'dead' GROUP BY ALL ORDER BY letters DESC"],
 ]);
 
 export default function Sql() {
@@ -28,7 +28,7 @@ export default function Sql() {
   const rows = (told?.rows ?? []).map((/** @type {any[]} */ row) => Object.fromEntries(row.map((cell, at) => [`c${at}`, cell])));
   const lake = `wirelake lake sql "${sql.replace(/\bFROM\s+log\b/gi, "FROM messages").replaceAll('"', '\\"')}"`;
   const csv = () => [told.columns, ...told.rows].map((row) => row.map((/** @type {any} */ cell) => `"${String(cell ?? "").replaceAll('"', '""')}"`).join(",")).join("\r\n");
-  return html`<div class="top"><h1>SQL</h1><p class="soft">DuckDB over the table <code>log</code>: the latest 200 000 rows of each partition.</p></div>
+  return html`<div class="top"><h1>SQL</h1><p class="soft">DuckDB over the table <code>log</code>: the latest 200,000 rows of each partition.</p></div>
     <div class="cards"><${Card} title="Statement" wide aside=${html`<span class="row">${EXAMPLES.map(([name, text]) => html`<button onClick=${() => setSql(text)}>${name}</button>`)}</span>`}>
       <form onSubmit=${(/** @type {Event} */ e) => { e.preventDefault(); run(); }}>
         <textarea rows="6" aria-label="SQL" spellcheck=${false} value=${sql} onInput=${(/** @type {any} */ e) => setSql(e.target.value)} onKeyDown=${(/** @type {KeyboardEvent} */ e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) run(); }}></textarea>

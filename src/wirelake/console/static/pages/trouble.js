@@ -16,16 +16,16 @@ export default function Trouble() {
   const faults = ["protocol_errors", "torn_frames", "slow_consumers", "refused_connections", "unfinished_closed", "disk_waits", "redelivered", "gave_way"]
     .map((name) => ({ name: name.replaceAll("_", " "), value: told.counters[name] ?? 0, text: count(told.counters[name] ?? 0) })).filter((one) => one.value);
   const errors = told.errors ?? [];
-  return html`<div class="top"><h1>Trouble</h1><p>${figures.overview.trouble ? html`<strong class="bad">${figures.overview.trouble}</strong>` : html`<span class="good">Writing works.</span>`}</p></div>
+  return html`<div class="top"><h1>Trouble</h1><p>${figures.overview.trouble ? html`<strong class="bad">${figures.overview.trouble}</strong>` : html`<span class="good">The disk accepts writes.</span>`}</p></div>
     <div class="cards">
       <${Card} title="Events" wide aside="the latest hundred">${told.events.length ? [...told.events].reverse().map((one) => html`<div class="event"><span class="soft">${when(one.time)}</span>
-        <span>${PLACES[one.event] ? html`<a href=${to(PLACES[one.event])}>${one.event.replaceAll("_", " ")}</a>` : html`<strong>${one.event.replaceAll("_", " ")}</strong>`}</span><span><${T} v=${one.who} />: <${T} v=${one.text} /></span></div>`) : html`<p class="soft">Nothing happened that operators should know of.</p>`}<//>
+        <span>${PLACES[one.event] ? html`<a href=${to(PLACES[one.event])}>${one.event.replaceAll("_", " ")}</a>` : html`<strong>${one.event.replaceAll("_", " ")}</strong>`}</span><span><${T} v=${one.who} />: <${T} v=${one.text} /></span></div>`) : html`<p class="soft">No events yet.</p>`}<//>
       <${Card} title="Protocol errors" wide aside="the latest fifty, with the bytes around the fault">${errors.length ? [...errors].reverse().map((/** @type {any} */ one) => html`<div class="event"><span class="soft">${when(one.time)}</span><span><${T} v=${one.dialect} /></span>
-        <span><${T} v=${one.peer} />: byte ${one.offset}: <${T} v=${one.reason} />${one.hex && html`<br /><a class="mono" href=${to("inspector", { hex: one.hex })}><${T} v=${one.hex} /></a>`}</span></div>`) : html`<p class="soft">Nobody broke the grammar of their dialect.</p>`}<//>
+        <span><${T} v=${one.peer} />: byte ${one.offset}: <${T} v=${one.reason} />${one.hex && html`<br /><a class="mono" href=${to("inspector", { hex: one.hex })}><${T} v=${one.hex} /></a>`}</span></div>`) : html`<p class="soft">None.</p>`}<//>
       <${Card} title="Refused, by reason"><${Bars} rows=${reasons("refused")} /><//>
       <${Card} title="Not delivered, by reason"><${Bars} rows=${reasons("dropped")} /><//>
-      <${Card} title="Faults of peers, and waits"><${Bars} rows=${[...faults, ...reasons("timeouts").map((one) => ({ ...one, name: `timeout of a ${one.name}` }))]} /><//>
-      <${Card} title="From read to write" aside="a socket is read, what came of it is written"><${Latencies} state=${told.latencies.delivery} /><//>
+      <${Card} title="Faults and waits"><${Bars} rows=${[...faults, ...reasons("timeouts").map((one) => ({ ...one, name: `timeout of a ${one.name}` }))]} /><//>
+      <${Card} title="Publish to delivery" aside="from reading a socket to writing to the subscribers"><${Latencies} state=${told.latencies.delivery} /><//>
       ${told.latencies.commit && html`<${Card} title="Commit to the disk"><${Latencies} state=${told.latencies.commit} /><//>`}
       <${Card} title="Request to reply"><${Latencies} state=${told.latencies.request} /><//>
       <${Card} title="Waits for subscribers"><p>${bytes(figures.overview.outbox)} of ${bytes(figures.overview.outbox_most)} are used by outboxes; ${figures.overview.waiting} clients wait. <a href=${to("connections")}>Connections</a></p><//>
