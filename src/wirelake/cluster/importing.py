@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -276,7 +277,7 @@ class _Import:
 
     async def _settle(self) -> None:
         """Wait until all that was written is durable; raises EngineError where it is not."""
-        settled = asyncio.get_running_loop().create_future()
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def end(*, well: bool) -> None:
             self._failed = self._failed or not well
@@ -292,12 +293,11 @@ class _Import:
             raise EngineError(_UNFINISHED)
 
 
-def _cells(batch: pa.RecordBatch, name: str, code: str) -> memoryview:
+def _cells(batch: pa.RecordBatch, name: str, code: Any) -> Any:
     """Return a column of integers without nulls as items of a C type."""
     column = batch.column(name)
-    cells = memoryview(column.buffers()[1]).cast("B").cast(code)  # type: ignore[call-overload]
-    found: memoryview = cells[column.offset : column.offset + len(column)]
-    return found
+    cells = memoryview(column.buffers()[1]).cast("B").cast(code)
+    return cells[column.offset : column.offset + len(column)]
 
 
 def _alike(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -90,6 +90,9 @@ class Group:
         ready = asyncio.create_task(self._start_brokers())
         try:
             await self._first(ready, told)
+            if self._told.is_set():
+                ready.cancel()  # or it would start more, while others are stopped
+                await asyncio.gather(ready, return_exceptions=True)
             with (
                 screen if self._is_screen else nullcontext(),
                 landing_lock(self._table) if self._has_lake else nullcontext() as lock,
