@@ -154,7 +154,8 @@ def test_three_nodes_are_one_broker_and_all_end_in_order(up: Callable[..., Lines
 
 
 @pytest.mark.slow
-def test_the_view_has_one_line_a_node(tmp_path: Path) -> None:
+def test_the_view_has_one_line_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.cli.terminal.PATIENCE", PATIENCE)  # six processes have to start
     terminal = Terminal(
         *("up", "--nodes", "3", "--data", str(tmp_path), "--no-lake", *PLACES),
         columns=120,

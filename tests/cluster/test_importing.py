@@ -35,7 +35,7 @@ def import_log(folder: Path, nats: Servers, prefix: str) -> subprocess.Completed
     where = ("--cluster", nats.urls[0], "--prefix", prefix, "--partitions", "6", "--replicas", "1")
     command = [sys.executable, "-m", "wirelake", "cluster", "import", str(folder), *where]
     return subprocess.run(
-        [*command, "--json"], capture_output=True, text=True, timeout=120, check=False
+        [*command, "--json"], capture_output=True, text=True, timeout=300, check=False
     )
 
 

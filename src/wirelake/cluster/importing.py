@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from wirelake.broker.store import FLOOR
 from wirelake.cluster.node import PATIENCE, RETRY, access_of, connect, stream_settings
-from wirelake.cluster.operator import Operator
+from wirelake.cluster.operator import LISTEN, Operator
 from wirelake.config import Settings
 from wirelake.errors import EngineError
 from wirelake.journal.arrow_stream import decode
@@ -112,7 +112,7 @@ async def _check_alone(settings: Settings) -> None:
     """Raise EngineError where nodes of the cluster run: they would own what is to be written."""
     bus = await connect(settings, f"import-{secrets.token_hex(4)}")
     try:
-        if heard := await Operator(bus).listen():
+        if heard := await Operator(bus).listen(2 * LISTEN):
             names = ", ".join(sorted(heard))
             text = f"nodes of the cluster {settings.cluster.prefix} run: {names}; stop them first"
             raise EngineError(text)
