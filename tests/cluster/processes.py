@@ -32,12 +32,18 @@ class NodeProcess:
             f"{more}\n[cluster]\nservers = {json.dumps(urls)}\n"
             f'prefix = "{prefix}"\nnode = "{name}"\nreplicas = {replicas}\npartitions = 6\n{TIMING}'
         )
-        self.command = [
-            *(sys.executable, "-m", "wirelake", "serve", "--config", str(config)),
-            *("--data", str(self.folder / "data"), "--listen", "auto://127.0.0.1:0"),
-            *("--http", "127.0.0.1:0", "--json"),
-        ]
+        self.config = config
+        self.data = self.folder / "data"
         self.process: subprocess.Popen[str]
+
+    @property
+    def command(self) -> list[str]:
+        """What starts it; one that is started again listens where it did."""
+        return [
+            *(sys.executable, "-m", "wirelake", "serve", "--config", str(self.config)),
+            *("--data", str(self.data), "--listen", self.listen or "auto://127.0.0.1:0"),
+            *("--http", self.http.removeprefix("http://") or "127.0.0.1:0", "--json"),
+        ]
 
     def launch(self) -> None:
         """Start the process."""
@@ -99,24 +105,47 @@ class Nodes:
         self, folder: Path, urls: list[str], prefix: str, more: str = "", replicas: int = 1
     ) -> None:
         self.all: dict[str, NodeProcess] = {}
+        #: Where single nodes find NATS, if not where the others do.
+        self.ways: dict[str, list[str]] = {}
         self._folder, self._urls, self._prefix, self._more = folder, urls, prefix, more
         self._replicas = replicas
 
     def start(self, *names: str) -> list[NodeProcess]:
         """Start nodes beside each other, and wait until all have joined."""
-        made = [self.all.setdefault(name, self._make(name)) for name in names]
+        made = [self.prepare(name) for name in names]
         for one in made:
             one.launch()
         for one in made:
             one.wait()
         return made
 
+    def prepare(self, name: str) -> NodeProcess:
+        """Return a node, which may not have been started."""
+        return self.all.setdefault(name, self._make(name))
+
     def _make(self, name: str) -> NodeProcess:
         more, replicas = self._more, self._replicas
-        return NodeProcess(self._folder, name, self._urls, self._prefix, more, replicas)
+        urls = self.ways.get(name, self._urls)
+        return NodeProcess(self._folder, name, urls, self._prefix, more, replicas)
 
     def __enter__(self) -> Nodes:
         return self
+
+    def restart(self, name: str) -> None:
+        """Start a node again that has ended, and wait until it has joined."""
+        one = self.all[name]
+        assert one.process.stdout is not None
+        one.process.stdout.close()
+        one.launch()
+        one.wait()
+
+    def stop(self) -> None:
+        """Stop all nodes as planned, all at once."""
+        alive = [one for one in self.all.values() if one.process.poll() is None]
+        for one in alive:
+            one.process.send_signal(signal.SIGTERM)
+        for one in alive:
+            one.process.wait(PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         for one in self.all.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -11,13 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nats as nats_client
 import pytest
 
-from tests.cluster.processes import Nodes, until
+import wirelake
+from tests.cluster.processes import NodeProcess, Nodes, until
 from tests.cluster.servers import Servers, free_ports
+from tests.cluster.test_processes import insist
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.operator import Operator
 from wirelake.errors import RefusedError
+from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
+from wirelake.journal.streams import Access
 
 #: nats-py leaves a socket behind where a server was killed or stands still.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -135,7 +141,74 @@ def test_operators_see_drain_and_move(nodes: Nodes, nats: Servers, prefix: str) 
     for name in ("members 2.0", "owned ", "owner_changes_total ", "appends_fenced_total 0.0"):
         assert f"wirelake_cluster_{name}" in figures
     assert 'wirelake_cluster_link_open{node="a",role="edge"} 1.0' in figures
-    assert "wirelake_cluster_standby_lag" in figures
+    for name in ("standby_lag{", "standby_lag_seconds{", "link_credit{", "link_buffered{"):
+        assert f"wirelake_cluster_{name}" in figures
+    # Each of the partitions has at least an epoch record.
+    found_times = re.search(r"wirelake_cluster_append_seconds_count (\d+)", figures)
+    assert found_times is not None
+    assert int(found_times[1]) > 0
+
+
+def events_of(node: NodeProcess) -> dict[str, str]:
+    """The latest event of each kind that a node tells operators."""
+    found = node.get("/v1/cluster")["nodes"]
+    changes = next(one["changes"] for one in found if one["node"] == node.name)
+    return {one["event"]: one["text"] for one in changes}
+
+
+async def put(node: NodeProcess, name: str) -> None:
+    """Put a message into a queue, until that is answered."""
+    async with wirelake.connect(node.url("kobold-3")) as client:
+        await insist(lambda: client.queue(name).put(b"x"))
+
+
+def test_an_append_that_is_fenced_is_an_event(
+    nodes: Nodes, nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    (node,) = nodes.start("a")
+    for k in range(12):
+        asyncio.run(put(node, f"jobs/{k}"))
+    assert "owner_changed" in events_of(node)
+    settings = StreamSettings(prefix=prefix, replicas=1)
+    access = Access(servers=tuple(nats.urls))
+    thief = JetStreamJournal(tmp_path / "thief", access, settings, node="thief")
+    try:
+        for partition in range(6):
+            thief.recover(partition)
+    finally:
+        thief.close()
+    for k in range(12):
+        asyncio.run(put(node, f"jobs/{k}"))  # the first is fenced, and the partition taken back
+    until(lambda: "fenced" in events_of(node), "it does not say that it was fenced")
+    assert events_of(node)["fenced"].endswith(": another node owns it")
+    with urllib.request.urlopen(f"{node.http}/metrics") as answer:
+        figures = answer.read().decode()
+    assert 'wirelake_events_total{reason="fenced"}' in figures
+    assert "wirelake_cluster_appends_fenced_total 0.0" not in figures
+
+
+def test_a_hole_in_a_stream_is_an_event_and_the_partition_is_refused(
+    nodes: Nodes, nats: Servers, prefix: str
+) -> None:
+    (node,) = nodes.start("a")
+    for k in range(12):
+        asyncio.run(put(node, f"jobs/{k}"))
+    assert node.stop() == 0
+
+    async def purge() -> None:
+        client = await nats_client.connect(nats.urls[0])
+        await client.jetstream().purge_stream(f"{prefix}_3")
+        await client.close()
+
+    asyncio.run(purge())
+    nodes.restart("a")
+    until(lambda: "chain_break" in events_of(node), "it does not tell of the hole")
+    assert f"{prefix}_3" in events_of(node)["chain_break"]
+    with urllib.request.urlopen(f"{node.http}/metrics") as answer:
+        figures = answer.read().decode()
+    assert "wirelake_cluster_appends_chain_breaks_total 1.0" in figures
+    served = node.get("/v1/cluster")["nodes"][0]["owned"]
+    assert 3 not in served
 
 
 def test_a_cluster_that_is_not_there_is_named(nats: Servers) -> None:

@@ -27,7 +27,7 @@ wirelake_refused_total{{reason="not_found"}} 7.0
 def test_rates_are_differences_and_a_restart_is_not_negative() -> None:
     board = Board()
     for at, received in enumerate([100, 150, 350, 20]):
-        board.add(Figures.parse(FIGURES.format(received=received), "land-lake", float(at)))
+        board.add(Figures.parse([FIGURES.format(received=received)], "land-lake", float(at)))
     assert board.rates("received") == [50, 200, 0]
     summary = "3 clients, 83 messages/s in, 0 out, 9 messages in queues, log 0 bytes"
     assert board.summary() == f"{summary}, 75 rows landed, 25 to go, 7 refused"
@@ -42,7 +42,7 @@ def test_there_is_nothing_to_land_when_all_has_landed_or_nothing_was_said(
     text = f'wirelake_log_next{{partition="0"}} {rows}\n'
     if lag is not None:
         text += f'wirelake_query_lag{{partition="0",query="land-lake"}} {lag}\n'
-    assert Figures.parse(text, "land-lake", 0.0).has_all_landed is landed
+    assert Figures.parse([text], "land-lake", 0.0).has_all_landed is landed
 
 
 def test_the_figures_of_a_broker_are_read_and_parsed() -> None:

@@ -6,7 +6,7 @@ A session finds the parts here: `topics` and `router` for what is published, `cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from wirelake.broker.capture import Capture
@@ -49,6 +49,16 @@ class Figure(NamedTuple):
     value: float
     labels: Mapping[str, str] = {}
     total: bool = False
+
+
+class Histogram(NamedTuple):
+    """How often something took how long: `classes` has one more, for what is above all bounds."""
+
+    name: str
+    text: str
+    bounds: Sequence[float]
+    classes: Sequence[int]
+    seconds: float
 
 
 class Owners(Protocol):
@@ -166,7 +176,7 @@ class Node:
         #: Answers what HTTP of other nodes asks; set by HTTP.
         self.answer: Callable[[bytes], Awaitable[bytes]] | None = None
         #: Returns what others want to tell operators beside the broker's own figures.
-        self.figures: Callable[[], Iterable[Figure]] = tuple
+        self.figures: Callable[[], Iterable[Figure | Histogram]] = tuple
         self._swept = 0.0
         engine.listeners.append(self._partition_changed)
         #: What dialects keep beyond connections, by family.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,6 +20,9 @@ from wirelake.config import ClusterSettings, Settings, read_settings
 from wirelake.errors import ConfigError
 
 T = TypeVar("T")
+
+#: Seconds between two lines of progress.
+PROGRESS = 1.0
 
 app = Family(help="The nodes of a cluster, and who owns which partition.")
 
@@ -169,3 +174,73 @@ def move(
         write_object({"partition": partition, "node": node})
     else:
         typer.echo(f"{node} serves partition {partition}")
+
+
+@app.command("import")
+def import_log(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Of a broker that does not run.")],
+    cluster: Servers = "",
+    config: Config = None,
+    prefix: Prefix = "",
+    partitions: Annotated[
+        int, typer.Option(min=0, max=1024, help="Of the new cluster. [default: 16]")
+    ] = 0,
+    replicas: Annotated[
+        int, typer.Option(min=0, max=5, help="Servers that keep each stream. [default: 3]")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the log of a single broker, its queues and its keys into a new cluster.
+
+    The broker is stopped, and no node of the cluster runs yet. A cluster that has rows, queues or
+    keys is refused. It is a new log: offsets are others, and queries start anew, by timestamp. DIR
+    stays as it is; it needs as much space again while the command runs.
+
+    Examples:
+
+        wirelake cluster import /var/lib/wirelake --cluster nats://a:4222,nats://b:4222
+
+        wirelake cluster import data --config wirelake.toml --json
+    """
+
+    async def work() -> Any:
+        settings = _settings(cluster, config, prefix)
+        given = settings.cluster
+        given = msgspec.structs.replace(
+            given,
+            partitions=partitions or given.partitions,
+            replicas=replicas or given.replicas,
+        )
+        settings = msgspec.structs.replace(settings, cluster=given)
+        try:
+            from wirelake.cluster.importing import import_directory
+        except ModuleNotFoundError as error:
+            text = f"{error.name} is not installed: pip install 'wirelake[nats]'"
+            raise ConfigError("cluster", text) from None
+        return await import_directory(settings, folder, show)
+
+    told = time.monotonic()
+
+    def show(done: Any) -> None:
+        nonlocal told
+        if time.monotonic() - told < PROGRESS:
+            return
+        told = time.monotonic()
+        if as_json:
+            write_object({"event": "progress", **done.as_object()})
+        else:
+            text = f"{done.rows:,} of {done.of_rows:,} rows, {done.messages:,} messages of queues"
+            print(f"wirelake: {text}, {done.keys:,} keys", file=sys.stderr)
+
+    done = run(work())
+    if as_json:
+        write_object({"event": "done", **done.as_object()})
+        return
+    typer.echo(
+        f"{done.rows:,} rows, {done.queues:,} queues with {done.messages:,} messages and"
+        f" {done.keys:,} keys are in the cluster, in {done.partitions} partitions"
+    )
+    if done.left_out:
+        typer.echo(f"{done.left_out:,} queues and keys of the broker's own were left out")
+    if done.damaged:
+        typer.echo(f"{done.damaged:,} batches or messages could not be read: see {folder}")

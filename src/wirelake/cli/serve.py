@@ -66,6 +66,13 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="This node's name. Without it, the host's."),
     ] = None,
+    monitors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL,…",
+            help="Their monitoring pages, http://HOST:PORT each, to check that they sync writes.",
+        ),
+    ] = None,
     log_level: Annotated[Level, typer.Option(help="What to log on standard error.")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a listener; errors, too.")
@@ -118,11 +125,14 @@ def serve(
         if no_capture:
             capture = msgspec.structs.replace(settings.capture, enabled=False)
             settings = msgspec.structs.replace(settings, capture=capture)
-        if cluster is not None or node is not None:
+        if not (cluster is None and node is None and monitors is None):
             given = settings.cluster
-            servers = tuple(cluster.split(",")) if cluster is not None else given.servers
-            name = given.node if node is None else node
-            given = msgspec.structs.replace(given, servers=servers, node=name)
+            if cluster is not None:
+                given = msgspec.structs.replace(given, servers=tuple(cluster.split(",")))
+            if node is not None:
+                given = msgspec.structs.replace(given, node=node)
+            if monitors is not None:
+                given = msgspec.structs.replace(given, monitors=tuple(monitors.split(",")))
             settings = msgspec.structs.replace(settings, cluster=given)
         return settings
 

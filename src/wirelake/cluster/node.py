@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from wirelake.broker.node import Figure, Node
+from wirelake.broker.node import Figure, Histogram, Node
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.calls import Calls
 from wirelake.cluster.coordinator import GRACE, Coordinator, Partitions, end_tasks
@@ -32,7 +32,7 @@ from wirelake.journal.engine import Engine
 from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
 from wirelake.journal.record import VERSION as FORMAT
 from wirelake.journal.retention import Rule
-from wirelake.journal.streams import Access
+from wirelake.journal.streams import Access, Durations
 
 log = logging.getLogger("wirelake.cluster")
 
@@ -84,6 +84,9 @@ class ClusterNode:
         self.owner_changes = 0
         #: Returns figures of the journal: what is weak, and counters.
         self.tell_journal: Callable[[], dict[str, int | str]] = dict
+        #: Returns how long appends took, and how long copies were not level with their streams.
+        self.tell_appends: Callable[[], Durations | None] = lambda: None
+        self.tell_lag_seconds: Callable[[], dict[int, float]] = dict
         node.figures = self.figures
         self.calls = Calls(bus, me.node)
         self.calls.answer = lambda: node.answer
@@ -124,7 +127,7 @@ class ClusterNode:
             **self.tell_journal(),
         }
 
-    def figures(self) -> Iterator[Figure]:
+    def figures(self) -> Iterator[Figure | Histogram]:
         """Yield what Prometheus is told."""
         ownership, members = self.coordinator.ownership, self.coordinator.members
         yield Figure("cluster_members", "Nodes that are alive.", len(members.alive()))
@@ -139,6 +142,10 @@ class ClusterNode:
         for partition, lag in self.coordinator.lag().items():
             text = "Messages of the stream that this node's copy of a partition lacks."
             yield Figure("cluster_standby_lag", text, lag, {"partition": str(partition)})
+        for partition, seconds in self.tell_lag_seconds().items():
+            text = "Seconds since this node's copy of a partition was level with its stream."
+            labels = {"partition": str(partition)}
+            yield Figure("cluster_standby_lag_seconds", text, seconds, labels)
         for link in self.peers.state():
             labels = {"node": str(link["node"]), "role": str(link["role"])}
             for name, text, total in _LINK_FIGURES:
@@ -149,6 +156,19 @@ class ClusterNode:
         for name, text in _JOURNAL.items():
             if isinstance(counted := told.get(name), int):
                 yield Figure(f"cluster_appends_{name}", text, counted, total=True)
+        if (appends := self.tell_appends()) is not None:
+            text = "How long appends took, from when they were first sent until they were durable."
+            yield Histogram(
+                "cluster_append_seconds",
+                text,
+                appends.bounds,
+                list(appends.classes),
+                appends.seconds,
+            )
+
+    def tell(self, kind: str, text: str) -> None:
+        """Tell operators of something that happened at this node."""
+        self._tell(Event(kind, self.coordinator.members.me.node, text))
 
     def _tell(self, event: Event) -> None:
         self.owner_changes += event.kind == "owner_changed"
@@ -204,6 +224,18 @@ def access_of(settings: Settings) -> Access:
     )
 
 
+def stream_settings(settings: Settings) -> StreamSettings:
+    """Return how the cluster of the settings keeps its partitions."""
+    given = settings.cluster
+    return StreamSettings(
+        prefix=given.prefix,
+        partitions=given.partitions or None,
+        replicas=given.replicas,
+        give_up=given.give_up,
+        monitors=given.monitors,
+    )
+
+
 async def connect(settings: Settings, name: str) -> Bus:
     """Connect to NATS as the settings say; raises EngineError where no server can be reached."""
     access = access_of(settings)
@@ -245,13 +277,7 @@ class Joined:
         """
         name, given = node_name(settings), settings.cluster
         bus = await connect(settings, name)
-        wanted = StreamSettings(
-            prefix=given.prefix,
-            partitions=given.partitions or None,
-            replicas=given.replicas,
-            give_up=given.give_up,
-            monitors=given.monitors,
-        )
+        wanted = stream_settings(settings)
         rules = [Rule(one.filter, one.age, one.bytes) for one in settings.capture.retention]
 
         def open_journal() -> JetStreamJournal:
@@ -300,6 +326,8 @@ class Joined:
         coordinator.lag = self._work.lag
         self._work.on_lost = coordinator.lost
         self.member.tell_journal = self._tell_journal
+        self.member.tell_appends = lambda: self.journal.appends
+        self.member.tell_lag_seconds = self._work.lag_seconds
         self.member.on_change = self._changed.set
         await self.member.start()
         self._follower = asyncio.create_task(self._stand_by())
@@ -323,6 +351,8 @@ class Joined:
                 await self._work.stand_by(self.member.coordinator.ownership)
             except Exception:
                 log.exception("standbys could not be changed")  # and must not end for that
+            while self.journal.told:
+                self.member.tell(*self.journal.told.popleft())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), STAND_BY)
 

@@ -102,6 +102,10 @@ class SharedPartitions:
         """How many messages each copy of another node's partition is behind."""
         return {one: self._journal.lag(one).messages for one in sorted(self._followed)}
 
+    def lag_seconds(self) -> dict[int, float]:
+        """Seconds since each copy of another node's partition was last level with its stream."""
+        return {one: self._journal.lag(one).seconds for one in sorted(self._followed)}
+
 
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():

@@ -22,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from wirelake.broker.node import Figure, Node
+from wirelake.broker.node import Figure, Histogram, Node
 from wirelake.http.ledger import Ledger
 from wirelake.journal.contract import Position
 from wirelake.journal.engine import BOUNDS
@@ -73,7 +73,7 @@ class Snapshot:
     lags: dict[str, dict[int, int]]
     commits: dict[str, Any]
     latencies: dict[str, dict[str, Any]]
-    others: list[Figure]
+    others: list[Figure | Histogram]
 
 
 def snapshot(node: Node, ledger: Ledger) -> Snapshot:
@@ -215,6 +215,9 @@ class _Figures(Collector):
     def _others(self) -> Iterator[Metric]:
         families: dict[str, Any] = {}
         for one in self._taken.others:
+            if isinstance(one, Histogram):
+                yield _histogram(one.name, one.text, one.bounds, one.classes, one.seconds)
+                continue
             if one.name not in families:
                 kind = CounterMetricFamily if one.total else GaugeMetricFamily
                 name = f"wirelake_{one.name}"

@@ -691,8 +691,11 @@ class Engine:
 
         Those that cannot be read are reported, and forgotten.
         """
+        return self.stored_of(queue, list(self._known(queue).state.messages))
+
+    def stored_of(self, queue: str, references: Sequence[Reference]) -> list[Stored]:
+        """Some of the messages in a queue, as `stored` has them."""
         known = self._known(queue)
-        references = list(known.state.messages)
         found: dict[tuple[bool, int], Message] = {}
         for private in (False, True):
             places = [one.place for one in references if one.private is private]
@@ -766,6 +769,29 @@ class Engine:
             self._put(queue, put)
         if rows.size > EAGER_BYTES:
             self._end_soon()
+
+    def put_place(self, name: str, message: Reference, place: int) -> None:
+        """Keep a row of the log, appended in this turn at `place`, as a message of a queue.
+
+        `message` says what the queue knows of it: sequence, attempts, size, priority and times.
+        """
+        queue = self._known(name)
+        self.touch()
+        put = Put(
+            queue.number,
+            message.sequence,
+            1,
+            place,
+            False,
+            message.size,
+            message.priority,
+            message.due,
+            message.expires,
+            message.text,
+        )
+        self._put(queue, put)
+        if message.attempts:
+            self.count_attempts(name, message.sequence, 1, message.attempts)
 
     def _put(self, queue: _Queue, put: Put) -> None:
         queue.next = max(queue.next, put.sequence + put.count)

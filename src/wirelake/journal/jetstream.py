@@ -72,6 +72,7 @@ from wirelake.journal.streams import (
     PAUSE,
     Access,
     Assembly,
+    Durations,
     Envelope,
     Published,
     State,
@@ -100,6 +101,8 @@ _PATIENCE = 10
 _ASKED = 3
 #: A follower looks for messages this often (seconds), even if it hears of none.
 _LOOK = 1.0
+#: Events that wait to be taken.
+MAX_TOLD = 100
 #: How long nodes have to tell how far their copies are (seconds).
 _ROLL_CALL = 0.1
 
@@ -188,6 +191,11 @@ class JetStreamJournal(Journal):
         self.retries = self.fenced = self.repairs = 0
         #: Messages that were read from streams into copies.
         self.copied = 0
+        #: How long appends took, from the first time that they were sent to the answer.
+        self.appends = Durations()
+        #: Fenced appends, holes and repairs: a kind and a text each, the oldest go first. Whoever
+        #: takes them tells operators; any thread may.
+        self.told: deque[tuple[str, str]] = deque(maxlen=MAX_TOLD)
         self._data = data
         self._access = access
         self._settings = settings
@@ -466,14 +474,17 @@ class JetStreamJournal(Journal):
         self, one: _Partition, data: bytes, id: str, expected: int
     ) -> tuple[Outcome, int]:
         """Send one message until it has an answer, or for too long."""
-        ends = time.monotonic() + self._settings.give_up
+        sent = time.monotonic()
+        ends = sent + self._settings.give_up
         while True:
             found, sequence, why = await one.stream.publish(data, id, expected)
             if found is Published.STORED:
+                self.appends.count(time.monotonic() - sent)
                 self._tell(one, "")
                 return Outcome.DURABLE, sequence
             if found is Published.FENCED:
                 self.fenced += 1
+                self.told.append(("fenced", f"partition {one.number}: another node owns it"))
                 return Outcome.LOST, 0
             self.retries += 1
             self.failures += 1
@@ -639,14 +650,23 @@ class JetStreamJournal(Journal):
             outcome, last = await self._send(one, data, f"{name}-{envelope.part}", last)
             if outcome is not Outcome.DURABLE:
                 raise EngineError(f"partition {one.number}: {text}", retriable=True)
-        self.repairs += 1
-        log.warning("partition %d: %s; they were restored from a copy", one.number, text)
+        self._repaired(f"partition {one.number}: {text}; they were restored from a copy")
         one.sequence = one.last = last
+
+    def _repaired(self, text: str) -> None:
+        self.repairs += 1
+        self.told.append(("repaired", text))
+        log.warning("%s", text)
+
+    def _broken(self, loss: Loss) -> None:
+        """Report a hole, or damage, in the chain of records."""
+        report(loss, self.losses)
+        self.told.append(("chain_break", str(loss)))
 
     def _set_aside(self, one: _Partition, text: str) -> None:
         """Report that the stream has lost what this copy has, and keep the copy for people."""
         kept = one.copy.set_aside()
-        report(Loss(Harm.MISSING, one.stream.name, text, kept), self.losses)
+        self._broken(Loss(Harm.MISSING, one.stream.name, text, kept))
 
     async def _bisect(self, one: _Partition, state: State, is_behind: Callable[[End], bool]) -> int:
         """The first sequence before which the chain stood where `is_behind`; else last + 1."""
@@ -686,14 +706,12 @@ class JetStreamJournal(Journal):
             elif message is None or message.sequence != sequence:
                 continue
             elif self._apply(one, message):
-                self.repairs += 1
-                text = "message %d of %s was hidden by a replica, and found at another"
-                log.warning(text, sequence, one.stream.name)
+                text = "was hidden by a replica, and found at another"
+                self._repaired(f"message {sequence} of {one.stream.name} {text}")
                 return
         if await self._repair_from_copies(one):
-            self.repairs += 1
-            text = "message %d of %s is nowhere, and was found in another node's copy"
-            log.warning(text, sequence, one.stream.name)
+            text = "is nowhere, and was found in another node's copy"
+            self._repaired(f"message {sequence} of {one.stream.name} {text}")
             one.assembly = Assembly()
             one.sequence = sequence
             return
@@ -762,7 +780,7 @@ class JetStreamJournal(Journal):
         except _HoleError as hole:
             loss = Loss(Harm.MISSING, one.stream.name, str(hole))
             if loss not in self.losses:
-                report(loss, self.losses)
+                self._broken(loss)
             if one.follower is None:
                 self._tell(one, f"{loss}; the partition is refused")
             raise EngineError(f"partition {one.number} is refused: {loss}") from hole

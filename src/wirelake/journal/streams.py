@@ -20,6 +20,7 @@ import ssl
 import struct
 import urllib.error
 import urllib.request
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -61,6 +62,22 @@ REMEMBERED = 120
 #: Bytes and messages that are asked for at once.
 FETCH_BYTES = 8 << 20
 FETCH_MESSAGES = 512
+
+
+class Durations:
+    """How often something took how long; may be read from any thread."""
+
+    #: Upper bounds of the classes (seconds); the last class has none. An election takes up to 9 s.
+    bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+    def __init__(self) -> None:
+        self.classes = [0] * (len(self.bounds) + 1)
+        self.seconds = 0.0
+
+    def count(self, seconds: float) -> None:
+        """Count one more."""
+        self.classes[bisect_left(self.bounds, seconds)] += 1
+        self.seconds += seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ RATES = ("received", "delivered", "carried", "committed")
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) [\w.]+: (.*)")
-_LIGHTS = {"up": "green", "starting": "yellow", "pausing": "red", "ended": "bright_black"}
+LIGHTS = {"up": "green", "starting": "yellow", "pausing": "red", "ended": "bright_black"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +117,13 @@ class Board:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height, width = options.height or console.height, options.max_width
         space = [Text()] if height > TALL else []
-        examples = self._examples() if height >= TALL - 4 else []
+        examples = self._examples() if height >= TALL - 4 + self._needed() else []
         top: list[Text | Table] = [self._heading(), *space, *self._addresses(), Text()]
         figures = self._figures(width, height)
         taken = len(top) + figures.row_count + 2 + len(space) + len(examples)
         middle: list[Text | Table] = [figures, *space, self._errors(width), Text()]
         # The rest of the height is for what a kind of board has more, half of it, and for events.
-        more = self._more((height - taken) // 2)
+        more = self._more(max(self._needed(), (height - taken) // 2))
         if more:
             more.append(Text())
         events: list[Text | Table] = [*more, *self._latest(max(1, height - taken - len(more)))]
@@ -132,8 +132,8 @@ class Board:
     def _heading(self) -> Table:
         seconds = int(time.monotonic() - self.began)
         lights = Text()
-        for child in self.children:
-            lights.append(" ● ", _LIGHTS[child.state])
+        for child in self._lit():
+            lights.append(" ● ", LIGHTS[child.state])
             lights.append(child.name)
             if child.state != "up":
                 lights.append(f" {child.state}", "dim")
@@ -149,6 +149,10 @@ class Board:
         )
         line.add_row(name, lights)
         return line
+
+    def _lit(self) -> list[Child]:
+        """The children whose state the heading shows."""
+        return self.children
 
     def _addresses(self) -> Iterator[Text]:
         yield _labelled("listens", " ".join(_short(self.places)) or "…")
@@ -213,6 +217,10 @@ class Board:
             )
         for _ in range(room - len(events)):
             yield Text()
+
+    def _needed(self) -> int:
+        """The lines of `_more` that there is always room for."""
+        return 0
 
     def _more(self, room: int) -> list[Text]:
         """Return further lines for the middle, at most `room`."""

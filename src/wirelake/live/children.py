@@ -1,4 +1,4 @@
-"""Child processes that run our own commands: restarted when they exit, ended with their parent.
+"""Child processes, our own commands mostly: restarted when they exit, ended with their parent.
 
 - Each child has its own session, so Ctrl-C in the terminal reaches only the parent.
 - The system sends SIGTERM to a child when its parent dies, for whatever reason.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,15 @@ _CHILD = (
     "end_with_parent()\n"
     "main()\n"
 )
+#: Another program takes the place of the interpreter; what the system was asked for stays.
+_FOREIGN = (
+    "import os, sys\n"
+    "from wirelake.live.children import end_with_parent\n"
+    "end_with_parent()\n"
+    "os.execv(sys.argv[1], sys.argv[1:])\n"
+)
+#: How a child of ours says why it exits.
+_LAST_WORDS = re.compile("wirelake: (.*)")
 
 State = Literal["starting", "up", "pausing", "ended"]
 
@@ -58,7 +68,11 @@ class Witness(Protocol):
 
 
 class Child:
-    """A process that runs a command of ours, and is restarted until it is told to stop."""
+    """A process that runs a command, and is restarted until it is told to stop.
+
+    The command is one of ours; with `program`, the path of another one. `last_words` finds the
+    reason of an exit in a line of standard error.
+    """
 
     def __init__(
         self,
@@ -70,6 +84,8 @@ class Child:
         tells_when_up: bool = False,
         environment: Mapping[str, str] | None = None,
         keeps: tuple[int, ...] = (),
+        program: str = "",
+        last_words: re.Pattern[str] = _LAST_WORDS,
     ) -> None:
         self.name = name
         self.state: State = "starting"
@@ -80,6 +96,9 @@ class Child:
         self._tells_when_up = must_start or tells_when_up  # somebody calls `is_up`
         self._environment = {**os.environ, **(environment or {})}
         self._keeps = keeps  # file descriptors that it inherits
+        self._head = ["-c", _FOREIGN if program else _CHILD, str(os.getpid())]
+        self._head += [program] if program else []
+        self._last_words = last_words
         self._process: asyncio.subprocess.Process | None = None
         self._was_up = False
         self._last_line = ""
@@ -123,7 +142,7 @@ class Child:
     async def _run(self) -> str:
         """Run one process to its end; returns how it ended."""
         self._last_line = ""
-        command = [sys.executable, "-c", _CHILD, str(os.getpid()), *self._arguments()]
+        command = [sys.executable, *self._head, *self._arguments()]
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -165,8 +184,8 @@ class Child:
 
     async def _hear_complaints(self, stream: asyncio.StreamReader) -> None:
         async for line in _lines(stream):
-            if line.startswith("wirelake: "):  # the reason why it exits
-                self._last_line = line.removeprefix("wirelake: ")
+            if found := self._last_words.fullmatch(line):
+                self._last_line = found[1]
             else:
                 self._witness.complained(self, line)
 

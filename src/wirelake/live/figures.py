@@ -7,6 +7,8 @@ gaps.
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,7 +34,7 @@ _FAULTS_BY_REASON = ("refused", "dropped", "timeouts")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The broker's figures at one moment."""
+    """The figures of a broker, or of all nodes of a cluster together, at one moment."""
 
     at: float  # of the monotonic clock
     clients: dict[str, int]
@@ -48,26 +50,36 @@ class Figures:
     trouble: bool
 
     @classmethod
-    def parse(cls, text: str, query: str, at: float) -> Figures:
-        """Parse the Prometheus text of `/metrics`; `query` is the pipeline's."""
-        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    def parse(cls, texts: Sequence[str], query: str, at: float) -> Figures:
+        """Parse the Prometheus texts of `/metrics` of all nodes; `query` is the pipeline's."""
+        samples = [
+            one
+            for text in texts
+            for family in text_string_to_metric_families(text)
+            for one in family.samples
+        ]
 
         def total(name: str) -> int:
             return int(sum(one.value for one in samples if one.name == f"wirelake_{name}"))
 
         def by(name: str, label: str) -> dict[str, int]:
-            return {
-                one.labels[label]: int(one.value)
-                for one in samples
-                if one.name == f"wirelake_{name}"
-            }
+            found: Counter[str] = Counter()
+            for one in samples:
+                if one.name == f"wirelake_{name}":
+                    found[one.labels[label]] += int(one.value)
+            return found
 
+        # Several nodes know of a partition; the one that knows the most is right.
+        rows: Counter[str] = Counter()
+        lags: Counter[tuple[str, str]] = Counter()
+        for one in samples:
+            if one.name == "wirelake_log_next":
+                partition = one.labels["partition"]
+                rows[partition] = max(rows[partition], int(one.value))
+            elif one.name == "wirelake_query_lag" and query in (one.labels["query"], EVERY_QUERY):
+                key = one.labels["query"], one.labels["partition"]
+                lags[key] = max(lags[key], int(one.value))
         held = by("queue_held", "queue")
-        lags = [
-            int(one.value)
-            for one in samples
-            if one.name == "wirelake_query_lag" and query in (one.labels["query"], EVERY_QUERY)
-        ]
         faults = {text: total(f"{name}_total") for name, text in _FAULTS.items()}
         for kind in _FAULTS_BY_REASON:
             for reason, count in by(f"{kind}_total", "reason").items():
@@ -81,8 +93,8 @@ class Figures:
             committed=total("commit_bytes_total"),
             queues={name: (n, held[name]) for name, n in by("queue_ready", "queue").items()},
             log_bytes=total("log_bytes"),
-            log_rows=total("log_next"),
-            lag=sum(lags) if lags else None,
+            log_rows=rows.total(),
+            lag=lags.total() if lags else None,
             faults={text: count for text, count in faults.items() if count},
             trouble=bool(total("trouble")),
         )
@@ -100,15 +112,28 @@ class Figures:
 
 def read_figures(url: str, query: str, token: str) -> Figures:
     """Read the broker's figures; EngineError if that fails. Blocks."""
+    return read_all_figures([url], query, token)
+
+
+def read_all_figures(urls: Sequence[str], query: str, token: str) -> Figures:
+    """Read the figures of all nodes that answer; EngineError if none does. Blocks."""
+    texts: list[str] = []
+    failure = EngineError("there is no node yet")
+    for url in urls:
+        try:
+            texts.append(HttpClient(url, token, timeout=TIMEOUT).text("/metrics"))
+        except RefusedError as error:
+            if error.code == "unauthorized":
+                text = "HTTP needs a token with more rights: WIRELAKE_TOKEN"
+                raise EngineError(text) from None
+            failure = EngineError(str(error))
+        except TimeoutError as error:
+            failure = EngineError(str(error))
+        except EngineError as error:
+            failure = error
+    if not texts:
+        raise failure
     try:
-        text = HttpClient(url, token, timeout=TIMEOUT).text("/metrics")
-        return Figures.parse(text, query, time.monotonic())
-    except RefusedError as error:
-        if error.code == "unauthorized":
-            text = "HTTP needs a token with more rights: WIRELAKE_TOKEN"
-            raise EngineError(text) from None
-        raise EngineError(str(error)) from None
-    except TimeoutError as error:
-        raise EngineError(str(error)) from None
+        return Figures.parse(texts, query, time.monotonic())
     except (ValueError, KeyError):
-        raise EngineError(f"the figures at {url} cannot be read") from None
+        raise EngineError(f"the figures at {', '.join(urls)} cannot be read") from None

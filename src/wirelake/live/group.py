@@ -18,7 +18,7 @@ from rich.live import Live
 from wirelake.errors import EngineError
 from wirelake.live.board import Board, told_by
 from wirelake.live.children import Child
-from wirelake.live.figures import read_figures
+from wirelake.live.figures import Figures, read_figures
 from wirelake.live.landing import landed_by, landing_lock
 from wirelake.spark.offsets import query_name
 
@@ -51,7 +51,7 @@ class Group:
         show: Callable[[str, dict[str, object]], None],
         is_plain: bool = False,
     ) -> None:
-        self.board = Board()
+        self.board = self._make_board()
         self._table = table
         self._has_lake = has_lake
         self._suggest = suggest
@@ -69,14 +69,15 @@ class Group:
         self._ready = asyncio.Event()
         self._told = asyncio.Event()
 
+    def _make_board(self) -> Board:
+        return Board()
+
     async def until_told(self, every: float) -> None:
         """Run until a signal ends it; prints a summary each `every` seconds if there is no screen.
 
         Raises EngineError if the broker cannot be started.
         """
-        broker = Child(BROKER, self._serve, self, must_start=True)
-        self.board.children = [broker]
-        self._hear_signals(broker)
+        self._hear_signals()
         screen = Live(
             get_renderable=lambda: self.board,
             console=Console(),
@@ -85,10 +86,13 @@ class Group:
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._lives.append(asyncio.create_task(broker.live()))
         told = asyncio.create_task(self._told.wait())
+        ready = asyncio.create_task(self._start_brokers())
         try:
-            await self._first(asyncio.create_task(self._ready.wait()), told)
+            await self._first(ready, told)
+            if self._told.is_set():
+                ready.cancel()  # or it would start more, while others are stopped
+                await asyncio.gather(ready, return_exceptions=True)
             with (
                 screen if self._is_screen else nullcontext(),
                 landing_lock(self._table) if self._has_lake else nullcontext() as lock,
@@ -100,8 +104,28 @@ class Group:
                 finally:
                     await self._end()  # the screen shows how
         finally:
+            for task in (ready, told):
+                task.cancel()
+            await asyncio.gather(ready, told, return_exceptions=True)
             await self._end()
-            told.cancel()
+
+    async def _start_brokers(self) -> None:
+        """Start what the pipeline needs, and wait until it can be used."""
+        self._start(Child(BROKER, self._serve, self, must_start=True))
+        await self._until_ready()
+
+    def _start(self, child: Child) -> None:
+        """Start a child, and show it on the board."""
+        self.board.children.append(child)
+        self._lives.append(asyncio.create_task(child.live()))
+
+    async def _until_ready(self) -> None:
+        """Wait until the brokers listen; raises the error of a child that could not start."""
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            await self._first(ready)
+        finally:
+            ready.cancel()
 
     async def _first(self, *tasks: asyncio.Task[object]) -> None:
         """Wait until one of these tasks, or of ours, is done; raises its error."""
@@ -115,30 +139,41 @@ class Group:
         if not self._is_screen:
             self._chores.append(asyncio.create_task(self._sum_up(every)))
         if lock is not None:
-            environment = {"WIRELAKE_TOKEN": self._token} if self._token else {}
-            self._pipeline = Child(
-                PIPELINE,
-                self._land,
-                self,
-                tells_when_up=True,
-                environment=environment,
-                keeps=(lock,),
-            )
-            self.board.children.append(self._pipeline)
-            self._lives.append(asyncio.create_task(self._pipeline.live()))
+            self._start_pipeline(lock)
         elif self._has_lake:
             who = landed_by(self._table)
             self.tell(PIPELINE, f"does not run: {who} lands in {self._table}", is_bad=True)
 
+    def _start_pipeline(self, lock: int) -> None:
+        environment = {"WIRELAKE_TOKEN": self._token} if self._token else {}
+        self._pipeline = Child(
+            PIPELINE,
+            self._land,
+            self,
+            tells_when_up=True,
+            environment=environment,
+            keeps=(lock,),
+        )
+        self._start(self._pipeline)
+
     async def _end(self) -> None:
         """Stop the children, then our own tasks."""
-        await asyncio.gather(*(child.stop() for child in self.board.children))
+        for some in self._in_order():
+            await asyncio.gather(*(child.stop() for child in some))
         await asyncio.gather(*self._lives, return_exceptions=True)
         for task in self._chores:
             task.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
 
-    def _hear_signals(self, broker: Child) -> None:
+    def _in_order(self) -> list[list[Child]]:
+        """The children in groups, each of which is stopped when those before it have ended."""
+        return [self.board.children]
+
+    def _brokers(self) -> list[Child]:
+        """The children that serve clients."""
+        return [child for child in self.board.children if child.name == BROKER]
+
+    def _hear_signals(self) -> None:
         def stop() -> None:
             if self._told.is_set():
                 for child in self.board.children:
@@ -154,7 +189,11 @@ class Group:
         if self._is_screen:
             loop.add_signal_handler(signal.SIGHUP, stop)
         else:
-            loop.add_signal_handler(signal.SIGHUP, broker.pass_on, signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._pass_on_hup)
+
+    def _pass_on_hup(self) -> None:
+        for broker in self._brokers():
+            broker.pass_on(signal.SIGHUP)
 
     # Commands of the children
 
@@ -181,10 +220,14 @@ class Group:
             if place.startswith("http://"):
                 self._is_listening(child)
         else:
-            with suppress(ValueError, KeyError, TypeError):  # else it is no batch
-                landed = json.loads(line)
-                self.tell(child.name, f"{landed['rows']} rows landed, {landed['lag']} to go")
-                self._is_landing()
+            self._landed(child, line)
+
+    def _landed(self, child: Child, line: str) -> None:
+        """The pipeline has printed a batch."""
+        with suppress(ValueError, KeyError, TypeError):  # else it is no batch
+            landed = json.loads(line)
+            self.tell(child.name, f"{landed['rows']} rows landed, {landed['lag']} to go")
+            self._is_landing()
 
     def _is_landing(self) -> None:
         """The pipeline has landed something, or there is nothing to land: so it works."""
@@ -194,9 +237,13 @@ class Group:
     def _is_listening(self, broker: Child) -> None:
         *self.board.places, self.board.http = self._heard
         broker.is_up()
+        self._all_listen(self._heard)
+
+    def _all_listen(self, places: list[str]) -> None:
+        """All brokers listen: tell where, once."""
         if not self._ready.is_set():
             self.board.examples = self._suggest(self.board.places, self.board.http)
-            for place in self._heard:
+            for place in places:
                 self._print(f"listening on {place}", event="listening", url=place)
             for example in self.board.examples:
                 self._print(f"try: {example}", event="try", command=example)
@@ -240,8 +287,7 @@ class Group:
         query = query_name(f"land-{self._table.name}")
         while True:
             try:
-                http = self.board.http
-                figures = await asyncio.to_thread(read_figures, http, query, self._token)
+                figures = await asyncio.to_thread(self._read, query)
                 self.board.add(figures)
                 if figures.has_all_landed:
                     self._is_landing()
@@ -250,8 +296,16 @@ class Group:
                     self.board.blindness = str(error)
             await asyncio.sleep(READING)
 
+    def _read(self, query: str) -> Figures:
+        """Read the figures; EngineError if that fails. Blocks."""
+        return read_figures(self.board.http, query, self._token)
+
     async def _sum_up(self, every: float) -> None:
         while True:
             await asyncio.sleep(every)
-            figures = {"event": "figures", **self.board.as_object()}
-            self.tell("up", self.board.summary(), fields=figures)
+            self._sum()
+
+    def _sum(self) -> None:
+        """Print the figures."""
+        figures = {"event": "figures", **self.board.as_object()}
+        self.tell("up", self.board.summary(), fields=figures)
