@@ -347,6 +347,27 @@ async def test_a_will_is_kept_and_published_by_the_owner_of_the_client_id(
         assert (await come(eve, Op.PUBLISH)).payload == b"farewell"
 
 
+async def test_a_will_waits_until_somebody_owns_its_topic(nats: Servers, prefix: str) -> None:
+    async with two_nodes(nats, prefix) as two:
+        eve = two.a.client("mqtt-5")
+        subscribe(eve, "town/#")
+        await settled(two.a, two.b)
+        eve.take()
+        bob, topic = owned_id(two, "b"), two.address("a")
+        client, _ = await connect(two.a, bob, clean=True, will=topic)
+        partition = home(topic.encode(), PARTITIONS)
+        two.give(partition, "")
+        client.session.lost("cut")
+        await until(lambda: talks(two.b) == [])
+        two.b.pass_time(0.5)
+        kept = f"$mqtt/will/{bob}"
+        assert kept in [one.key for _, one in two.b.node.engine.entries()]
+        two.give(partition, "a")
+        two.b.pass_time(0.5)
+        assert (await come(eve, Op.PUBLISH)).payload == b"farewell"
+        assert kept not in [one.key for _, one in two.b.node.engine.entries()]
+
+
 async def test_disconnect_counts_although_the_client_closes_at_once(
     nats: Servers, prefix: str
 ) -> None:

@@ -403,6 +403,7 @@ async def handshake(broker: Broker, client_id: str, will: str = "") -> tuple[Cli
         if answer is not None and answer.content_type == 0:
             return client, answer
         assert time.monotonic() < ends, answer
+        await asyncio.sleep(0.02)  # a partition may have no owner for a moment
 
 
 async def test_mqtt_sessions_wills_and_retained_messages_move_with_their_partitions(
@@ -417,8 +418,7 @@ async def test_mqtt_sessions_wills_and_retained_messages_move_with_their_partiti
         eve = a.client("mqtt-5")
         subscribe = Message(op=Op.SUBSCRIBE, address="wills", ticket=1)
         assert await ask(eve, subscribe) is not None
-        bob, answer = await handshake(a, name, "wills")
-        assert not answer.flags & Flag.MORE
+        bob, _ = await handshake(a, name, "wills")
         headers = {"mqtt.options": "1"}
         subscribe = Message(op=Op.SUBSCRIBE, address="town/#", ticket=1, headers=headers)
         assert await ask(bob, subscribe) is not None

@@ -80,6 +80,9 @@ class Owners(Protocol):
     def owner_of(self, partition: int) -> str:
         """Return the node that serves a partition, empty where there is none now."""
 
+    def can_reach(self, partition: int) -> bool:
+        """Return whether this node serves a partition, or has a link to the node that does."""
+
     def ask(
         self, node: str, family: str, question: bytes, told: Callable[[bytes | None], object]
     ) -> None:

@@ -275,6 +275,11 @@ class Delegations:
 
     # For memories
 
+    def can_reach(self, partition: int) -> bool:
+        """Return whether this node serves a partition, or has a link to the node that does."""
+        owner = self.owner_of(partition)
+        return owner == self._me or (owner != "" and self._upstream(owner) is not None)
+
     def ask(
         self, node: str, family: str, question: bytes, told: Callable[[bytes | None], object]
     ) -> None:

@@ -618,7 +618,8 @@ class Conversation:
     def drop_will(self) -> bytes | None:
         """Forget the will, and return it."""
         will, self.will, self.will_at = self.will, None, 0.0
-        if will is not None:
+        now = self.home.find(self.client_id)
+        if will is not None and (now is None or now is self or now.will is None):
             self.home.node.engine.drop_entry(WILL + self.client_id)
         return will
 
@@ -957,7 +958,7 @@ class Conversations:
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
-        #: Wills of clients whose conversation ended with the broker that was killed.
+        #: Wills of clients whose conversation is over, and that are to be published now.
         self._left_wills: list[Conversation] = []
         #: Of retained messages on other nodes, for a filter of a client.
         self._searches: dict[tuple[Conversation, str], _Search] = {}
@@ -1094,7 +1095,15 @@ class Conversations:
                 talk.end(now)
 
     def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
-        """Publish the will of a client that is gone."""
+        """Publish the will of a client that is gone, as soon as somebody owns its topic."""
+        if talk.will is not None and not self._can_reach(topic_of(talk.will)):
+            left = talk
+            if self.find(talk.client_id) is talk:  # which goes on without it, or ends
+                left = Conversation(self, talk.client_id, talk.owner)
+                left.will, left.will_rights = talk.will, talk.will_rights
+                talk.will, talk.will_at = None, 0.0
+            self._left_wills.append(left)
+            return
         will = talk.drop_will()
         if will is None:
             return
@@ -1108,6 +1117,11 @@ class Conversations:
         table = FrameTable(1)
         MqttScanner(FIVE, self.node.limits).scan(will[4:], table)  # behind its delay
         self.publish(session, table, 0, now, asks=False)
+
+    def _can_reach(self, topic: str) -> bool:
+        """Return whether what is published to a topic now reaches its owner."""
+        owners = self.node.owners
+        return owners is None or owners.can_reach(self.node.engine.home(topic))
 
     def _rights_of(self, owner: str) -> Rights | None:
         """Return the rights of a token entry, None where it is gone."""
@@ -1297,6 +1311,15 @@ OFFLINE = Offline()
 def identifier_of(sequence: int) -> int:
     """Return the packet identifier of a message of a queue."""
     return sequence % (IDENTIFIERS - 1) + 1
+
+
+def topic_of(will: bytes) -> str:
+    """Return the topic that a will is published to."""
+    at = 5  # behind the delay and the first byte
+    while will[at] & 128:
+        at += 1
+    size = int.from_bytes(will[at + 1 : at + 3], "big")
+    return will[at + 3 : at + 3 + size].decode()
 
 
 def delay_of(will: bytes) -> int:
