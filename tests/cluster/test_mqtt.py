@@ -127,9 +127,9 @@ async def test_a_retained_message_is_kept_by_the_owner_of_its_topic(
                 assert (got.address, got.headers["mqtt.retain"]) == (filter, "1")
             bob = desk.client("mqtt-3.1.1")
             subscribe(bob, "town/#", qos=1)
-            got = await collect(bob, 2)
-            assert sorted(one.payload for one in got) == [b"1", b"2"]
-            assert all(one.headers["mqtt.retain"] == "1" for one in got)
+            both = await collect(bob, 2)
+            assert sorted(one.payload for one in both) == [b"1", b"2"]
+            assert all(one.headers["mqtt.retain"] == "1" for one in both)
         ann.send(retained(theirs, b""))
         await until(lambda: len(memory(two.b).retained) == 0)
         late = two.a.client("mqtt-5")

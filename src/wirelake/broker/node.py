@@ -32,17 +32,21 @@ from wirelake.wire import FrameTable
 SWEEP = 1.0
 
 
-class Memory(Protocol):
-    """What a dialect keeps of its clients beyond their connections."""
-
-    def tick(self, now: float) -> None:
-        """Time has passed."""
+class Kept(Protocol):
+    """A part of the broker that keeps something in partitions."""
 
     def adopt(self, partition: int) -> None:
         """Take up what is kept in a partition that is here now."""
 
     def lose(self, partition: int) -> None:
         """Let go of what is kept in a partition that is not here any more."""
+
+
+class Memory(Kept, Protocol):
+    """What a dialect keeps of its clients beyond their connections."""
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
 
     def publish_rows(self, sender: Endpoint, table: FrameTable, now: float) -> bool:
         """Publish rows that another node has forwarded, if some are more than plain publishes.
@@ -178,7 +182,8 @@ class Node:
 
     def _partition_changed(self, partition: int, is_here: bool) -> None:
         """A partition was taken up, or lost: its queues and keys come and go with it."""
-        for part in (self.queues, self.store, *self.memories.values()):
+        parts: tuple[Kept, ...] = (self.queues, self.store, *self.memories.values())
+        for part in parts:
             (part.adopt if is_here else part.lose)(partition)
         self.topics.forget_all()  # what is published there is refused, or taken again
         text = f"partition {partition} is here" if is_here else self.engine.lost_because(partition)
