@@ -227,9 +227,13 @@ class Broker(Desk):
         me = Heartbeat(name, f"{name}-{time.monotonic_ns()}")
         self.cluster = ClusterNode(bus, self.node, me, PARTITIONS, work, TIMING)
         work.on_lost = self.cluster.coordinator.lost
+        self.has_left = False
 
     async def end(self) -> None:
-        """Leave without a word."""
+        """Leave without a word, if it is still there."""
+        if self.has_left:
+            return
+        self.has_left = True
         await self.cluster.abort()
         await self.bus.close()
         with contextlib.suppress(EngineError):
@@ -251,9 +255,11 @@ async def publish(client: Client, address: str, number: int) -> None:
     raise AssertionError("it is never accepted")
 
 
-async def test_what_clients_of_any_node_publish_is_in_the_log_of_the_owner(
+@asynccontextmanager
+async def two_brokers(
     nats: Servers, prefix: str, tmp_path: Path
-) -> None:
+) -> AsyncIterator[tuple[Broker, Broker]]:
+    """Two whole nodes that own partitions each."""
     settings = StreamSettings(prefix=prefix, partitions=PARTITIONS, replicas=1, tidy_every=0)
     access = Access(servers=tuple(nats.urls))
     brokers: dict[str, Broker] = {}
@@ -280,6 +286,16 @@ async def test_what_clients_of_any_node_publish_is_in_the_log_of_the_owner(
             )
 
         await until(whole)
+        yield a, b
+    finally:
+        for broker in brokers.values():
+            await broker.end()
+
+
+async def test_what_clients_of_any_node_publish_is_in_the_log_of_the_owner(
+    nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    async with two_brokers(nats, prefix, tmp_path) as (a, b):
         ann = a.client("kobold-3")
         homes = (f"town/{k}" for k in count())
         address = next(one for one in homes if b.engine.is_here(b.engine.home(one)))
@@ -287,16 +303,13 @@ async def test_what_clients_of_any_node_publish_is_in_the_log_of_the_owner(
         for k in range(20):
             await publish(ann, address, k)
         assert b.engine.positions()[partition].next == 20
-        await brokers.pop("b").end()
+        await b.end()
         await until(lambda: a.engine.is_here(partition))
         for k in range(20, 30):
             await publish(ann, address, k)
         rows = [decode(batch.ipc) for batch in a.engine.read(partition, 0, 100)]
         found = [value.as_py() for batch in rows for value in batch.column("payload")]
         assert found == [b"%d" % k for k in range(30)]
-    finally:
-        for broker in brokers.values():
-            await broker.end()
 
 
 async def test_an_owner_that_is_fenced_says_so_to_ownership(cluster: Cluster) -> None:
@@ -375,19 +388,83 @@ async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_r
         await asyncio.to_thread(thief.close)
 
 
-async def test_a_cluster_says_that_it_keeps_no_mqtt_sessions(
+async def arrive(client: Client, number: int = 1) -> list[Message]:
+    """Let time pass until a client has got some messages; return them."""
+    got: list[Message] = []
+
+    def is_there() -> bool:
+        client.desk.pass_time(0.05)
+        got.extend(client.take())
+        return len(got) >= number
+
+    await until(is_there)
+    return got
+
+
+async def handshake(broker: Broker, client_id: str, will: str = "") -> tuple[Client, bool]:
+    """A client of MQTT whose session lasts, and whether the broker knew its session.
+
+    What came behind the answer is in `opening`.
+    """
+    headers = {"mqtt.clean": "0", "mqtt.keepalive": "0", "mqtt.session_expiry": "60"}
+    if will:
+        headers["mqtt.will"] = "1"
+    ends = time.monotonic() + 60
+    while True:
+        client = Client(broker, "mqtt-5")
+        said = Message(
+            op=Op.HANDSHAKE, source=client_id, address=will, payload=b"farewell", headers=headers
+        )
+        client.send(said)
+        got: list[Message] = []
+        client.opening = got
+
+        def is_over(client: Client = client, got: list[Message] = got) -> bool:
+            got.extend(client.take())
+            return bool(got) or client.session.closed
+
+        await until(is_over)
+        if got and got[0].content_type == 0:
+            answer = got.pop(0)
+            return client, bool(answer.flags & Flag.MORE)
+        assert time.monotonic() < ends, got
+        await asyncio.sleep(0.02)  # a partition may have no owner for a moment
+
+
+async def test_mqtt_sessions_wills_and_retained_messages_move_with_their_partitions(
     nats: Servers, prefix: str, tmp_path: Path
 ) -> None:
     """decision 93"""
-    async with one_broker(nats, prefix, tmp_path / "a") as broker:
-        clean = broker.client("mqtt-5", "ann")
-        assert clean.opening[0].content_type == 0
-        retained = Message(address="t", payload=b"x", headers={"mqtt.retain": "1"})
-        clean.send(retained)
-        assert broker.node.vitals.counters["refused.unsupported"] == 1
-        lasting = Client(broker, "mqtt-5")
-        headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.session_expiry": "60"}
-        lasting.send(Message(op=Op.HANDSHAKE, source="bob", headers=headers))
-        (refused,) = lasting.take()
-        assert refused.content_type == 0x80
-        assert "keeps no MQTT sessions" in refused.headers["mqtt.reason"]
+    async with two_brokers(nats, prefix, tmp_path) as (a, b):
+        homes = (f"town/{k}" for k in count())
+        topic = next(one for one in homes if b.engine.is_here(b.engine.home(one)))
+        names = (f"bob{k}" for k in count())
+        name = next(one for one in names if b.engine.is_here(b.engine.home(f"$mqtt/{one}")))
+        wills = (f"wills/{k}" for k in count())
+        will = next(one for one in wills if a.engine.is_here(a.engine.home(one)))
+        eve = a.client("mqtt-5")
+        subscribe = Message(op=Op.SUBSCRIBE, address=will, ticket=1)
+        assert await ask(eve, subscribe) is not None
+        bob, _ = await handshake(a, name, will)
+        headers = {"mqtt.options": "1"}
+        subscribe = Message(op=Op.SUBSCRIBE, address="town/#", ticket=1, headers=headers)
+        assert await ask(bob, subscribe) is not None
+        headers = {"mqtt.qos": "1", "mqtt.retain": "1"}
+        kept = Message(address=topic, payload=b"x", ticket=9, flags=Flag.ACK, headers=headers)
+        ann = a.client("mqtt-5")
+        assert await ask(ann, kept) is not None
+        first = await arrive(bob)
+        assert (first[0].payload, first[0].headers["mqtt.qos"]) == (b"x", "1")
+        await b.end()  # without a word
+        await until(lambda: not bob.is_open)
+        await until(lambda: all(a.engine.is_here(one) for one in range(PARTITIONS)))
+        told = await arrive(eve)
+        assert [one.payload for one in told] == [b"farewell"]
+        again, was_there = await handshake(a, name)
+        assert was_there
+        got = again.opening or await arrive(again)
+        assert [(one.payload, one.ticket) for one in got] == [(b"x", first[0].ticket)]
+        late = a.client("mqtt-5")
+        late.send(Message(op=Op.SUBSCRIBE, address=topic, ticket=1))
+        found = await arrive(late, 2)
+        assert found[1].headers["mqtt.retain"] == "1"

@@ -92,6 +92,9 @@ class Clients:
         id belongs to somebody else.
         """
         self.check(session.rights, client_id, now)
+        for other in list(self.sessions(client_id)):
+            if other is not session and other.yields_to(session):
+                other.give_up_id()
         in_the_way = []
         for other in self.sessions(client_id):
             if other is session or (other.owner == session.owner and other.pairs_with(session)):
@@ -141,11 +144,15 @@ class Clients:
 
     def name(self, session: Endpoint) -> None:
         """Give a session an id that the broker makes."""
+        self._assign(session, self.make_id(session))
+        self.on_named(session)
+
+    def make_id(self, session: Endpoint) -> str:
+        """Return an id for a session that nobody has."""
         made = f"client-{self.label}{session.number}"
         while made in self._sessions or made in self._reserved:
             made = f"client-{self.label}{session.number}-{secrets.token_hex(4)}"
-        self._assign(session, made)
-        self.on_named(session)
+        return made
 
     def leave(self, session: Endpoint, now: float) -> None:
         """Take a session's id from it; one that it claimed with a token stays reserved."""

@@ -74,6 +74,8 @@ class Endpoint(ABC):
     is_node = False
     #: Does this stand for a client of another node, which has forwarded what it does here?
     is_delegate = False
+    #: Is this a client of another node whose session is here, with all that it does?
+    is_hosted = False
     #: Does this client want to know when other nodes have done all that it published?
     waits_for_owners = False
     #: Is nothing more read from this client while its own outbox is full?
@@ -165,6 +167,9 @@ class Endpoint(ABC):
     def accept_rows(self, table: FrameTable, rows: array[int], *, kept: bool) -> None:
         """Tell the client that these rows are done, once they are durable if they are kept."""
 
+    def answered_late(self, table: FrameTable, done: array[int]) -> None:  # noqa: B027 - optional
+        """Another node has answered rows after this client was gone: these are done, no others."""
+
     def answered(self) -> None:  # noqa: B027 - optional
         """Another node has done a run of rows, or refused it."""
 
@@ -174,6 +179,14 @@ class Endpoint(ABC):
     def pairs_with(self, other: Endpoint) -> bool:
         """Return whether both may have the same client id at the same time."""
         return False
+
+    def yields_to(self, other: Endpoint) -> bool:
+        """Return whether another connection takes the client id over, as it is the same client."""
+        return False
+
+    def give_up_id(self) -> None:
+        """Another connection has taken the client id over: end this one."""
+        self.close("another connection took over its client id")
 
     def own_frames(
         self, frames: bytes | memoryview, marks: bytes, *, first: bool, shared: bool

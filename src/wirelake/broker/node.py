@@ -27,18 +27,37 @@ from wirelake.broker.vitals import Vitals
 from wirelake.dialects import DIALECTS
 from wirelake.errors import RefusedError
 from wirelake.journal.engine import Engine
-from wirelake.message import Limits
+from wirelake.message import Limits, Message
 from wirelake.wire import FrameTable
 
 #: Sessions are ticked this far apart (seconds).
 SWEEP = 1.0
 
 
-class Memory(Protocol):
+class Kept(Protocol):
+    """A part of the broker that keeps something in partitions."""
+
+    def adopt(self, partition: int) -> None:
+        """Take up what is kept in a partition that is here now."""
+
+    def lose(self, partition: int) -> None:
+        """Let go of what is kept in a partition that is not here any more."""
+
+
+class Memory(Kept, Protocol):
     """What a dialect keeps of its clients beyond their connections."""
 
     def tick(self, now: float) -> None:
         """Time has passed."""
+
+    def publish_rows(self, sender: Endpoint, table: FrameTable, now: float) -> bool:
+        """Publish rows that another node has forwarded, if some are more than plain publishes.
+
+        Returns False where none is: then nothing was done.
+        """
+
+    def answer(self, question: bytes) -> bytes:
+        """Answer what the memory of the same family on another node asks."""
 
 
 class Figure(NamedTuple):
@@ -69,6 +88,35 @@ class Owners(Protocol):
 
         Returns 0 where the row is to be done here.
         """
+
+    @property
+    def me(self) -> str:
+        """The name of this node."""
+
+    def owner_of(self, partition: int) -> str:
+        """Return the node that serves a partition, empty where there is none now."""
+
+    def can_reach(self, partition: int) -> bool:
+        """Return whether this node serves a partition, or has a link to the node that does."""
+
+    def ask(
+        self, node: str, family: str, question: bytes, told: Callable[[bytes | None], object]
+    ) -> None:
+        """Ask the memory of a family on another node; `told` gets its answer, None if it is lost.
+
+        Raises RefusedError (`busy`) where there is no link to that node.
+        """
+
+    def host(self, session: Endpoint, partition: int, message: Message) -> bool:
+        """Let the owner of a partition do what a client asks for, from this message on.
+
+        The owner may hand the message back: then the session gets it again, and does the rest.
+        Returns False where this node is the owner. Raises RefusedError (`busy`) where there is no
+        owner now.
+        """
+
+    def pass_rows(self, session: Endpoint, table: FrameTable, row: int) -> int:
+        """Forward all rows from this one on to the node that hosts a session; return how many."""
 
     def named(self, session: Endpoint) -> None:
         """A client has a new id, or none any more."""
@@ -178,12 +226,12 @@ class Node:
         #: Returns what others want to tell operators beside the broker's own figures.
         self.figures: Callable[[], Iterable[Figure | Histogram]] = tuple
         self._swept = 0.0
-        engine.listeners.append(self._partition_changed)
         #: What dialects keep beyond connections, by family.
         self.memories: dict[str, Memory] = {}
         for dialect in DIALECTS.values():
             if dialect.memory is not None and dialect.family not in self.memories:
                 self.memories[dialect.family] = dialect.load("memory")(self)
+        engine.listeners.append(self._partition_changed)
 
     def list_queues(
         self,
@@ -208,7 +256,8 @@ class Node:
 
     def _partition_changed(self, partition: int, is_here: bool) -> None:
         """A partition was taken up, or lost: its queues and keys come and go with it."""
-        for part in (self.queues, self.store):
+        parts: tuple[Kept, ...] = (self.queues, self.store, *self.memories.values())
+        for part in parts:
             (part.adopt if is_here else part.lose)(partition)
         self.topics.forget_all()  # what is published there is refused, or taken again
         text = f"partition {partition} is here" if is_here else self.engine.lost_because(partition)

@@ -56,6 +56,8 @@ class Session(Endpoint):
     carried: tuple[str, ...] = ()
     #: The owner (see there) of the client that a delegate stands for.
     represented = ""
+    #: Set by a delegate that was asked to host a client, and leaves that to the client's own node.
+    hands_back = False
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         table = node.tables.scanned(dialect)
@@ -153,6 +155,11 @@ class Session(Endpoint):
     def can_delegate(self) -> bool:
         """Return whether a session of the same dialect on another node can act for the client."""
         return False
+
+    @property
+    def registers_id(self) -> bool:
+        """Whether the id of this client is registered with the owner of its partition."""
+        return self.can_delegate()
 
     def identify(self, message: Message, now: float) -> Message:
         """Take who the client is from a message that says it; return the rest of the message.

@@ -21,7 +21,11 @@ there is one mechanism for all patterns and dialects, and the parts of the broke
 5. **Flow.** An edge has at most `WINDOW` bytes of rows under way for one client, and reads no more
    from it meanwhile. What a delegate has written counts as its outbox until the edge says that the
    client has taken it.
-6. **Loss.** Where an owner is lost, clients with lasting state or open requests there (consumers,
+6. **Hosts.** Some clients have state that lasts, and has a partition: MQTT's sessions. Their
+   whole session is a delegate, at the owner of that partition. The edge forwards all their rows
+   there (`host`), until the client is gone or the owner is lost. The owner hands a client back that
+   has no such state, and its edge does the rest.
+7. **Loss.** Where an owner is lost, clients with lasting state or open requests there (consumers,
    watchers, streams) are disconnected: they find out what was done when they come back. Services
    and client ids are registered again with the new owner, without a word to the client.
 """
@@ -36,6 +40,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -75,14 +80,16 @@ ROWS = ord("R")
 TAKE = ord("U")
 CALL = ord("V")
 GONE = ord("G")
+ASK = ord("Q")
 # From an owner:
 FRAMES = ord("B")
 SETTLED = ord("S")
 RETURNED = ord("H")
 ENDED = ord("K")
-FROM_EDGE = frozenset((OPEN, ROWS, TAKE, CALL, GONE))
 LISTED = ord("L")
-FROM_OWNER = frozenset((FRAMES, SETTLED, RETURNED, ENDED, LISTED))
+TOLD = ord("T")
+FROM_EDGE = frozenset((OPEN, ROWS, TAKE, CALL, GONE, ASK))
+FROM_OWNER = frozenset((FRAMES, SETTLED, RETURNED, ENDED, LISTED, TOLD))
 
 #: Ops that are done where the home of their address is.
 _KEYS = frozenset((Op.CREATE, Op.READ, Op.UPDATE, Op.DELETE, Op.WATCH))
@@ -136,6 +143,14 @@ class _Listed(msgspec.Struct, frozen=True, array_like=True):
     is_last: bool = True
     code: str = ""
     text: str = ""
+
+
+class _Asked(msgspec.Struct, frozen=True, array_like=True):
+    """What the memory of a family wants to know of that on another node, and the answer."""
+
+    number: int
+    family: str
+    content: bytes
 
 
 class _Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -198,6 +213,10 @@ class _Client:
     gatherings: dict[tuple[str, int], _Gathering] = field(default_factory=dict)
     #: Byte streams that it opened, by its own names for them.
     streams: dict[str, str] = field(default_factory=dict)
+    #: The node that hosts its session, and rows that wait until that is sure.
+    host: str = ""
+    is_placed: bool = False
+    held: list[bytes | memoryview] = field(default_factory=list)
     #: The id that is registered, and where.
     id: str = ""
     registered: str = ""
@@ -217,7 +236,7 @@ class Delegations:
     ) -> None:
         """`upstream` returns the link to a node in which this one is the edge."""
         self._node = node
-        self._me = me
+        self._me = self.me = me
         self._partitions = partitions
         self._owner = owner
         self._is_serving = is_serving
@@ -227,6 +246,8 @@ class Delegations:
         self._slow: dict[tuple[int, str], None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._single = FrameTable(1)
+        self._questions: dict[int, tuple[PeerLink, Callable[[bytes | None], object]]] = {}
+        self._asked = count(1)
         self._before: tuple[str, ...] = ()
         #: Owners, what is served here, and links, when `changed` last looked.
         self._state: tuple[tuple[str, ...], tuple[bool, ...], frozenset[str]] | None = None
@@ -237,7 +258,10 @@ class Delegations:
 
     def _home(self, name: str) -> str:
         """Return the node that owns what has this name, empty where there is none."""
-        partition = home(name.encode(), self._partitions)
+        return self.owner_of(home(name.encode(), self._partitions))
+
+    def owner_of(self, partition: int) -> str:
+        """Return the node that serves a partition, empty where there is none now."""
         if self._is_serving(partition):
             return self._me
         owner = self._owner(partition)
@@ -248,6 +272,28 @@ class Delegations:
         if client is None:
             client = self._clients[session.number] = _Client(session)
         return client
+
+    # For memories
+
+    def can_reach(self, partition: int) -> bool:
+        """Return whether this node serves a partition, or has a link to the node that does."""
+        owner = self.owner_of(partition)
+        return owner == self._me or (owner != "" and self._upstream(owner) is not None)
+
+    def ask(
+        self, node: str, family: str, question: bytes, told: Callable[[bytes | None], object]
+    ) -> None:
+        """Ask the memory of a family on another node; `told` gets its answer, None if it is lost.
+
+        Raises RefusedError (`busy`) where there is no link to that node.
+        """
+        link = self._upstream(node)
+        if link is None:
+            raise RefusedError("busy", f"no link to {node}")
+        number = next(self._asked)
+        self._questions[number] = link, told
+        asked = _Asked(number, family, question)
+        link.write(bytes((ASK,)) + msgspec.msgpack.encode(asked))
 
     # For sessions
 
@@ -461,6 +507,60 @@ class Delegations:
             session.waits_for.add(found)
             session.link.pause()
 
+    def host(self, session: Endpoint, partition: int, message: Message) -> bool:
+        """Let the owner of a partition do what a client asks for, from this message on.
+
+        The owner may hand the message back: then the session gets it again, and does the rest.
+        Returns False where this node is the owner. Raises RefusedError (`busy`) where there is no
+        owner now.
+        """
+        assert isinstance(session, Session)
+        owner = self.owner_of(partition)
+        if owner == self._me:
+            return False
+        self._single.fill([message], session.dialect)
+        self._send(session, owner, pack(self._single, range(1)), returnable=True)
+        client = self._client(session)
+        client.host = owner
+        session.waits_for.add(client.delegations[owner])
+        session.link.pause()
+        return True
+
+    def pass_rows(self, session: Endpoint, table: FrameTable, row: int) -> int:
+        """Forward all rows from this one on to the node that hosts a session; return how many."""
+        assert isinstance(session, Session)
+        client = self._client(session)
+        rows = pack(table, range(row, table.count))
+        if client.is_placed:
+            try:
+                self._send(session, client.host, rows)
+            except RefusedError as error:
+                session.close(str(error))
+        else:
+            client.held.append(rows)
+        return table.count - row
+
+    def _placed(self, client: _Client, *, returned: bytes | memoryview | None = None) -> None:
+        """A host has taken a client, or has returned what the client said first."""
+        session, held = client.session, client.held
+        client.is_placed, client.held = returned is None, []
+        if returned is not None:
+            client.delegations.pop(client.host).link.write(_head(GONE, session.number, 0))
+            client.host = ""
+            held.insert(0, returned)
+        for rows in held:
+            if session.closed:
+                return
+            if returned is None:
+                try:
+                    self._send(session, client.host, rows)
+                except RefusedError as error:
+                    session.close(str(error))
+            else:
+                table = FrameTable(max(1, count_rows(rows)))
+                unpack(rows, table)
+                session.receive_rows(table, self._node.vitals.now)
+
     def _call(self, found: _Delegation, session: Session, called: _Called) -> None:
         """Let a delegate do something without an answer."""
         data = msgspec.msgpack.encode(msgspec.structs.replace(called, number=session.number))
@@ -469,12 +569,16 @@ class Delegations:
 
     def named(self, session: Endpoint) -> None:
         """A client has a new id: register it at its home partition."""
-        if isinstance(session, Session) and not session.is_delegate and session.can_delegate():
+        if not isinstance(session, Session) or not session.registers_id:
+            return
+        if not session.is_delegate or session.is_hosted:
             self._register(self._client(session))
 
     def _register(self, client: _Client) -> None:
         """Register the id of a client where its home is now, if that has changed."""
         session = client.session
+        if client.host:  # which looks after it
+            return
         where = self._home(session.client_id) if session.client_id else ""
         if (client.id, client.registered) == (session.client_id, where):
             return
@@ -556,6 +660,10 @@ class Delegations:
     def lost(self, link: PeerLink, reason: str) -> None:
         """The link to an owner has broken, and the delegates there are gone."""
         self._state = None
+        for number, (asked, told) in list(self._questions.items()):
+            if asked is link:
+                del self._questions[number]
+                told(None)
         for client in list(self._clients.values()):
             found = client.delegations.get(link.peer)
             if found is None or found.link is not link:
@@ -581,6 +689,11 @@ class Delegations:
         if parcel[0] == LISTED:
             self._listed(link, msgspec.msgpack.decode(parcel[1:], type=_Listed))
             return
+        if parcel[0] == TOLD:
+            answer = msgspec.msgpack.decode(parcel[1:], type=_Asked)
+            if answer.number in self._questions:
+                self._questions.pop(answer.number)[1](answer.content)
+            return
         if parcel[0] == ENDED:
             ended = msgspec.msgpack.decode(parcel[1:], type=_Ended)
             client = self._clients.get(ended.number)
@@ -600,7 +713,10 @@ class Delegations:
         found.under_way -= size
         if found.under_way <= WINDOW // 2:
             self._let_read(client.session, found)
-        if parcel[0] == SETTLED and rows is not None:
+        if client.host == link.peer and not client.is_placed and rows is not None:
+            found.is_lasting = parcel[0] == SETTLED
+            self._placed(client, returned=rows if parcel[0] == RETURNED else None)
+        elif parcel[0] == SETTLED and rows is not None:
             found.is_lasting = True  # it consumes a queue
         elif parcel[0] == RETURNED and rows is not None:
             table = FrameTable(1)
@@ -666,6 +782,7 @@ class _DelegateLink:
         self._written = 0
         self._inbox: deque[tuple[int, bytes | memoryview]] = deque()
         self._runs = False
+        self._is_gone = False
 
     def write(self, data: bytes | memoryview) -> None:
         """Send frames to the client."""
@@ -736,6 +853,13 @@ class _DelegateLink:
         self._inbox.append((sequence, rows))
         self.run()
 
+    def gone(self) -> None:
+        """The client has gone; what it sent before is done first."""
+        self.is_open = False
+        self._is_gone = True
+        self.taken(self.buffered)
+        self.run()
+
     def run(self) -> None:
         """Do what waits, as far as the session may go on now."""
         session = self.session
@@ -749,29 +873,36 @@ class _DelegateLink:
                 self._do(*self._inbox.popleft())
         finally:
             self._runs = False
+        if self._is_gone and not self._inbox and not session.closed:
+            session.lost("its client has gone")
 
     def _do(self, sequence: int, rows: bytes | memoryview) -> None:
-        count = count_rows(rows)
-        if count > MAX_ROWS:
-            raise ProtocolError("node", 0, f"{count} rows in one parcel")
-        table = FrameTable(max(1, count))
+        rows_in_all = count_rows(rows)
+        if rows_in_all > MAX_ROWS:
+            raise ProtocolError("node", 0, f"{rows_in_all} rows in one parcel")
+        table = FrameTable(max(1, rows_in_all))
         unpack(rows, table)
-        if self._is_topic(table):
+        if not self.session.is_hosted and self._is_topic(table):
             address = table.address(0).decode(errors="replace")
             if table.op[0] == Op.SUBSCRIBE:
                 self._edge_subscribes(address)
             self._edge.write(_head(RETURNED, self._number, sequence))
             return
         self.session.receive_rows(table, self._node.vitals.now)
-        if self._node.engine.trouble:
+        if self.session.hands_back:
+            self.session.hands_back = False
+            back = partial(self._settle, sequence, RETURNED)
+            lost = partial(self.session.close, "what its node asked for may not have been kept")
+            self._node.engine.after(back, failed=lost)
+        elif self._node.engine.trouble:
             self._settle(sequence)
         else:
             settle = partial(self._settle, sequence)
             self._node.engine.after(settle, failed=settle)
 
-    def _settle(self, sequence: int) -> None:
-        """Tell the edge that rows are done, and durable."""
-        self._edge.write(_head(SETTLED, self._number, sequence))
+    def _settle(self, sequence: int, outcome: int = SETTLED) -> None:
+        """Tell the edge that rows are done, and durable, or that it is to do them."""
+        self._edge.write(_head(outcome, self._number, sequence))
 
     def _is_topic(self, table: FrameTable) -> bool:
         """Return whether a row concerns a topic, which its edge looks after."""
@@ -800,6 +931,14 @@ class Delegates:
         if kind == OPEN:
             self._open(link, msgspec.msgpack.decode(parcel[1:], type=_Opened))
             return
+        if kind == ASK:
+            asked = msgspec.msgpack.decode(parcel[1:], type=_Asked)
+            if asked.family not in self._node.memories:
+                raise ProtocolError("node", 0, f"nothing is kept for {asked.family}")
+            content = self._node.memories[asked.family].answer(asked.content)
+            told = msgspec.structs.replace(asked, content=content)
+            link.write(bytes((TOLD,)) + msgspec.msgpack.encode(told))
+            return
         if kind == CALL:
             called = msgspec.msgpack.decode(parcel[1:], type=_Called)
             found = self._links.get(link, {}).get(called.number)
@@ -812,8 +951,7 @@ class Delegates:
             return
         if kind == GONE:
             del self._links[link][number]
-            found.is_open = False
-            found.session.lost("its client has gone")
+            found.gone()
         elif found.session.closed:
             return
         elif kind == TAKE:

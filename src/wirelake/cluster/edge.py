@@ -35,6 +35,7 @@ from wirelake.broker.router import NODES
 from wirelake.broker.topics import DELIVERED, FORWARDED
 from wirelake.cluster.delegates import FROM_EDGE, FROM_OWNER, Delegates, Delegations
 from wirelake.cluster.peers import PeerLink, Role
+from wirelake.dialects import DIALECTS
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.journal.batch import home
 from wirelake.message import Message
@@ -483,12 +484,13 @@ class Edge:
             self._refuse(run, RefusedError("busy", answer.failed))
             return
         run.session.unanswered -= 1
-        if run.session.closed:
-            return
         table = FrameTable(max(1, len(run.places)))
         unpack(run.rows, table)
         refused = {place: RefusedError(code, text) for place, code, text in answer.refused}
         done = array("i", [k for k, place in enumerate(run.places) if place not in refused])
+        if run.session.closed:
+            run.session.answered_late(table, done)
+            return
         run.session.accept_rows(table, done, kept=False)
         for row, place in enumerate(run.places):
             if place in refused:
@@ -500,9 +502,11 @@ class Edge:
 
     def _refuse(self, run: _Run, error: RefusedError) -> None:
         run.session.unanswered -= 1
-        if not run.session.closed:
-            table = FrameTable(max(1, len(run.places)))
-            unpack(run.rows, table)
+        table = FrameTable(max(1, len(run.places)))
+        unpack(run.rows, table)
+        if run.session.closed:
+            run.session.answered_late(table, array("i"))
+        else:
             for message in table.messages():
                 run.session.refuse(message, error)
             if run.session.waits_for_owners and len(run.places) < run.count:
@@ -531,7 +535,7 @@ class Edge:
         table = self._room(rows)
         edge.client_id = unpack(rows, table, numbered=True).decode()
         outcome = edge.outcome = _Outcome()
-        self._do(edge, table)
+        self._do(edge, table, forwarded=True)
         if not asks:
             return
         first = outcome.first or RefusedError("", "")
@@ -552,11 +556,14 @@ class Edge:
             self._table = FrameTable(count)
         return self._table
 
-    def _do(self, endpoint: Endpoint, table: FrameTable) -> None:
-        flow, vitals = self.node.flow, self.node.vitals
+    def _do(self, endpoint: Endpoint, table: FrameTable, *, forwarded: bool = False) -> None:
+        flow, now = self.node.flow, self.node.vitals.now
         before, flow.reading = flow.reading, endpoint
         try:
-            self.node.router.publish(endpoint, table, 0, table.count, vitals.now)
+            family = DIALECTS[table.dialect].family if table.dialect in DIALECTS else ""
+            memory = self.node.memories.get(family) if forwarded else None
+            if memory is None or not memory.publish_rows(endpoint, table, now):
+                self.node.router.publish(endpoint, table, 0, table.count, now)
         finally:
             flow.reading = before
             table.release()

@@ -127,6 +127,10 @@ GAP = 4096
 #: What a batch raises that is no batch of the log.
 UNDECODABLE = (pa.ArrowException, OSError, RuntimeError, ValueError, LookupError, StopIteration)
 
+#: Keys that are kept beside something else, in its partition: the beginning of their name, and what
+#: stands for it in the other's name. So one commit, and one owner in a cluster, has both.
+BESIDE = {"$mqtt/session/": "$mqtt/", "$mqtt/will/": "$mqtt/", "$mqtt/retained/": ""}
+
 #: How long an engine without a loop waits for the journal at the end of a turn (seconds).
 ALONE = 1.0
 #: Upper bounds of the classes that commits are counted in (seconds); the last class has none.
@@ -360,6 +364,11 @@ class Engine:
     def is_shared(self) -> bool:
         """Whether other nodes own partitions of the same journal."""
         return not self._is_sole_owner
+
+    @property
+    def all_partitions(self) -> int:
+        """The number of partitions, whoever owns them; 1 at least."""
+        return self._all
 
     def adopt(self, partition: int, found: Recovered | None = None) -> None:
         """Take a partition up with its queues and keys; does nothing where it is here.
@@ -600,6 +609,11 @@ class Engine:
 
     def home(self, name: str) -> int:
         """Return the partition that an address, a queue or a key belongs to."""
+        if name.startswith("$"):
+            for prefix, with_what in BESIDE.items():
+                if name.startswith(prefix):
+                    name = with_what + name.removeprefix(prefix)
+                    break
         return home(name.encode(), self._all)
 
     # The data store

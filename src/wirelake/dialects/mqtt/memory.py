@@ -21,6 +21,10 @@ is an endpoint for the router like a client of another dialect. Where filters of
 match a message, a *union* gets it in their place: once, with the highest QoS of them, and with the
 identifiers of all these subscriptions. A *share* is the endpoint of
 all that subscribed to `$share/<group>/<filter>`: it deals messages out to them in turn.
+
+In a cluster, a conversation that lasts or has a will is at the owner of the partition of its queue;
+`session` says how connections of other nodes reach it. Retained messages are at the owners of their
+topics: a *search* asks all of them that may have some for a filter.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -43,15 +48,16 @@ from wirelake.config import QueueSettings
 from wirelake.dialects.mqtt.encoder import (
     MqttEncoder,
     Packets,
+    all_flags,
     divide,
     numbered,
     personal,
 )
 from wirelake.dialects.mqtt.retained_memory import Retained, RetainedMessages
-from wirelake.dialects.mqtt.scanner import MqttScanner
+from wirelake.dialects.mqtt.scanner import RETAIN, MqttScanner
 from wirelake.errors import RefusedError
 from wirelake.journal.engine import Entry
-from wirelake.message import Message
+from wirelake.message import Flag, Message
 from wirelake.wire import FrameTable
 
 if TYPE_CHECKING:
@@ -68,6 +74,10 @@ IDENTIFIERS = 60_000
 #: What is read of a queue at once.
 READ_MESSAGES = 1_000
 READ_BYTES = 1 << 20
+#: Stands for the partition of a message of QoS 2 that is not known to be durable.
+UNDER_WAY = -1
+#: Bytes of retained messages that a node tells another one at once.
+PAGE = 256 << 10
 #: The mark of packets that are sent again.
 AGAIN = 8
 #: What a message that waits takes beside its bytes, roughly.
@@ -99,6 +109,41 @@ class _Will(msgspec.Struct):
 
     owner: str
     packet: bytes
+
+
+class _Question(msgspec.Struct, frozen=True, array_like=True):
+    """What is retained for a filter in these partitions, of the topics after this one?"""
+
+    filter: str
+    partitions: list[int]
+    after: str
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    """Retained messages of these partitions, and the topic to go on after, empty: that was all."""
+
+    partitions: list[int]
+    found: list[tuple[bytes, float, float]]
+    after: str
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    """Partitions that have one owner now, as far as a search has come there."""
+
+    partitions: frozenset[int]
+    after: str = ""
+    is_asked: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Search:
+    """A search for what is retained for a client's filter: the parts that are not done."""
+
+    talk: Conversation
+    filter: str
+    options: Options
+    parts: list[_Part]
 
 
 class Offline:
@@ -323,7 +368,7 @@ class Conversation:
         # As long as somebody routes to them; few clients have any.
         self._unions: WeakValueDictionary[tuple[Options, ...], Union] | None = None
         #: QoS 2, and not released: the partition of the message, by identifier.
-        self.received: dict[int, int] = {}
+        self.received: dict[int, int] = {}  # UNDER_WAY: another node may not have it yet
         self._once = 0  # the last revision of the keys that tell of these
         self.most_packet = 0
         self.most_in_flight = IDENTIFIERS
@@ -371,8 +416,12 @@ class Conversation:
     def send_retained(self, filter: str, options: Options) -> None:
         """Send what is retained for a filter that was subscribed to just now."""
         known = self.filters.get(filter)
-        if known is not None and known[0] == options and not filter.startswith(SHARE):
+        if known is None or known[0] != options or filter.startswith(SHARE):
+            return
+        if self.home.node.owners is None:
             known[1].write_retained(self.home.retained.matching(filter))
+        else:
+            self.home.search(self, filter, options)
 
     def _receiver(self, options: Options) -> Receiver:
         receiver = self.receivers.get(options)
@@ -495,13 +544,24 @@ class Conversation:
         if self.is_over:
             return
         self.is_over = True
+        self._leave_all(now)
+        self.home.forget(self)
+
+    def _leave_all(self, now: float) -> None:
         for filter, (_, receiver) in list(self.filters.items()):
             if filter.startswith(SHARE) or receiver.consumes:
                 self._leave(filter, receiver, now)
         for receiver in self._every_receiver():
             receiver.closed = True
             self.home.node.topics.left(receiver)
-        self.home.forget(self)
+
+    def lose(self, now: float) -> None:
+        """Let go of a conversation that another node has from now on, with its will."""
+        self.is_over = True
+        connection, self.connection, self.will = self.connection, None, None
+        self._leave_all(now)
+        if connection is not None:
+            connection.close("its session is on another node now")
 
     # What must survive
 
@@ -563,7 +623,8 @@ class Conversation:
     def drop_will(self) -> bytes | None:
         """Forget the will, and return it."""
         will, self.will, self.will_at = self.will, None, 0.0
-        if will is not None:
+        now = self.home.find(self.client_id)
+        if will is not None and (now is None or now is self or now.will is None):
             self.home.node.engine.drop_entry(WILL + self.client_id)
         return will
 
@@ -578,10 +639,11 @@ class Conversation:
         """Remember messages of QoS 2 until they are released, by identifier and address.
 
         Call it before they are published, since publishing may end the turn: so a message and its
-        identifier are in one commit.
+        identifier are in one commit. In a cluster a message may belong to another node. There the
+        identifiers are kept with the conversation, once the messages are durable: see `accept`.
         """
-        if not self.is_kept:
-            self.received.update(dict.fromkeys(identifiers, 0))
+        if not self.is_kept or self.home.node.owners is not None:
+            self.received.update(dict.fromkeys(identifiers, UNDER_WAY if self.is_kept else 0))
             return
         engine = self.home.node.engine
         homes: dict[bytes | str, int] = {}
@@ -592,6 +654,36 @@ class Conversation:
                 partition = homes[address] = engine.home(name)
             self.received[identifier] = partition
         self._save_received(set(homes.values()))
+
+    def accept(self, identifiers: Iterable[int]) -> None:
+        """Keep the identifiers of messages that are durable on whatever nodes they belong to."""
+        if not self.is_over:
+            partition = self.home.node.engine.home(self.queue)
+            self.received.update(dict.fromkeys(identifiers, partition))
+            self._save_received([partition])
+
+    def settle(self, done: list[int], failed: list[int]) -> None:
+        """The outcome is known of messages whose connection has ended meanwhile.
+
+        The client may have sent them again on its new connection, which is answered then.
+        """
+        if self.is_over:
+            return
+        if self.home.node.engine.trouble:
+            done, failed = [], done + failed
+        connection = self.connection
+        done = [one for one in done if self.received.get(one) == UNDER_WAY]
+        if done:
+            self.accept(done)
+        if connection is not None and done:
+            frames = b"".join(b"\x50\x02" + one.to_bytes(2, "big") for one in done)
+            action = lambda: None if connection.closed else connection.write(frames)  # noqa: E731
+            connection.answer(action, kept=True)
+        if any(self.received.get(one) == UNDER_WAY for one in failed):
+            for one in failed:
+                self.received.pop(one, None)
+            if connection is not None:  # so that it sends them once more
+                connection.close("what it sent may not have been kept")
 
     def forget_received(self, identifiers: Iterable[int]) -> None:
         """The client has released these messages of QoS 2, or they were refused."""
@@ -901,18 +993,62 @@ class Conversations:
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
-        #: Wills of clients whose conversation ended with the broker that was killed.
+        #: Wills of clients whose conversation is over, and that are to be published now.
         self._left_wills: list[Conversation] = []
+        #: Of retained messages on other nodes, for a filter of a client.
+        self._searches: dict[tuple[Conversation, str], _Search] = {}
+        self._take_up(node.engine.entries())
+
+    def _take_up(self, found: Iterable[tuple[int, Entry]]) -> None:
+        """Take up what was kept, of all entries of some partitions."""
+        engine = self.node.engine
+        entries = [
+            (partition, entry)
+            for partition, entry in found
+            if entry.key.startswith(QUEUE) and entry.value is not None
+        ]
+        if not engine.is_shared:
+            entries = self._put_in_place(entries)
+        self.retained.load(entry for _, entry in entries)
         loads = {SESSION: self._load, ONCE: self._load_received, WILL: self._load_will}
-        entries = [one for one in node.engine.entries() if one[1].value is not None]
         for prefix, load in loads.items():  # conversations first
             for partition, entry in entries:
                 if entry.key.startswith(prefix):
                     try:
                         load(entry, partition)
                     except msgspec.MsgspecError as error:
-                        node.engine.set_aside(f"the entry {entry.key}", entry.value or b"", error)
-                        node.engine.drop_entry(entry.key, partition)
+                        engine.set_aside(f"the entry {entry.key}", entry.value or b"", error)
+                        engine.drop_entry(entry.key, partition)
+
+    def _put_in_place(self, entries: list[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+        """Move entries that an older version wrote elsewhere; return all as they are then."""
+        engine, placed = self.node.engine, []
+        in_place = {entry.key for where, entry in entries if where == engine.home(entry.key)}
+        for partition, entry in entries:
+            home = engine.home(entry.key)
+            if entry.key.startswith(ONCE) or partition == home:
+                placed.append((partition, entry))
+                continue
+            engine.drop_entry(entry.key, partition)
+            if entry.key not in in_place:
+                engine.write_entry(entry)
+                placed.append((home, entry))
+        return placed
+
+    def adopt(self, partition: int) -> None:
+        """Take up the conversations, wills and retained messages of a partition."""
+        self._take_up(self.node.engine.entries(partition))
+
+    def lose(self, partition: int) -> None:
+        """Let go of what another node has from now on; its clients are disconnected."""
+        self.retained.lose(partition)
+        home = self.node.engine.home
+        self._left_wills = [one for one in self._left_wills if home(one.queue) != partition]
+        for talk in list(self._talks.values()):
+            if (talk.is_kept or talk.will is not None) and home(talk.queue) == partition:
+                del self._talks[talk.client_id]
+                self._revisions.pop(talk.client_id, None)
+                talk.lose(self.node.vitals.now)
 
     def _load(self, entry: Entry, partition: int) -> None:
         client_id = entry.key.removeprefix(SESSION)
@@ -958,9 +1094,6 @@ class Conversations:
 
     def check_kept(self) -> None:
         """Raise RefusedError where no more conversations may last."""
-        if self.node.engine.is_shared:
-            text = "a cluster keeps no MQTT sessions: connect with a clean session"
-            raise RefusedError("unsupported", text)
         self.node.quotas.check_all("sessions", len(self))
         if self.node.engine.trouble:
             raise self.node.capture.refusal()
@@ -985,6 +1118,8 @@ class Conversations:
         if now - self._ticked < 0.2:
             return
         self._ticked = now
+        for one in list(self._searches.values()):
+            self._go_on(one)
         left, self._left_wills = self._left_wills, []
         for talk in left:
             self.publish_will(talk, now)
@@ -995,7 +1130,15 @@ class Conversations:
                 talk.end(now)
 
     def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
-        """Publish the will of a client that is gone."""
+        """Publish the will of a client that is gone, as soon as somebody owns its topic."""
+        if talk.will is not None and not self._can_reach(topic_of(talk.will)):
+            left = talk
+            if self.find(talk.client_id) is talk:  # which goes on without it, or ends
+                left = Conversation(self, talk.client_id, talk.owner)
+                left.will, left.will_rights = talk.will, talk.will_rights
+                talk.will, talk.will_at = None, 0.0
+            self._left_wills.append(left)
+            return
         will = talk.drop_will()
         if will is None:
             return
@@ -1010,6 +1153,11 @@ class Conversations:
         MqttScanner(FIVE, self.node.limits).scan(will[4:], table)  # behind its delay
         self.publish(session, table, 0, now, asks=False)
 
+    def _can_reach(self, topic: str) -> bool:
+        """Return whether what is published to a topic now reaches its owner."""
+        owners = self.node.owners
+        return owners is None or owners.can_reach(self.node.engine.home(topic))
+
     def _rights_of(self, owner: str) -> Rights | None:
         """Return the rights of a token entry, None where it is gone."""
         clients = self.node.clients
@@ -1023,8 +1171,8 @@ class Conversations:
         headers = table.headers(row)
         if not asks:
             table.flags[row] &= ~1
-        if headers.get("mqtt.retain") == "1":
-            topic = table.address(row).decode()
+        topic = table.address(row).decode()
+        if headers.get("mqtt.retain") == "1" and not self.node.topics.is_elsewhere(topic):
             try:
                 self.node.topics.check_publish(session, topic)
                 if table.payload_len[row]:
@@ -1039,6 +1187,107 @@ class Conversations:
                     session.refuse(table.message(row), error)
                 return
         self.node.router.publish(session, table, row, row + 1, now)
+
+    # In a cluster
+
+    def publish_rows(self, sender: Endpoint, table: FrameTable, now: float) -> bool:
+        """Publish rows that another node has forwarded, and retain those that ask for it.
+
+        Returns False where none does: then nothing was done.
+        """
+        if not all_flags(table, 0, table.count) & RETAIN:
+            return False
+        start = 0
+        for row in range(table.count):
+            if table.flags[row] & RETAIN:
+                if start < row:
+                    self.node.router.publish(sender, table, start, row, now)
+                self.publish(sender, table, row, now, asks=bool(table.flags[row] & Flag.ACK))
+                start = row + 1
+        if start < table.count:
+            self.node.router.publish(sender, table, start, table.count, now)
+        return True
+
+    def search(self, talk: Conversation, filter: str, options: Options) -> None:
+        """Send a client what is retained for a filter, on whatever nodes that is."""
+        engine = self.node.engine
+        partitions = range(engine.all_partitions)
+        homes = frozenset(partitions if has_wildcard(filter) else (engine.home(filter),))
+        one = _Search(talk, filter, options, [_Part(homes)])
+        self._searches[talk, filter] = one
+        self._go_on(one)
+
+    def _go_on(self, search: _Search) -> None:
+        """Ask the owners that were not asked, or that did not answer, as far as there is room."""
+        owners, talk = self.node.owners, search.talk
+        known = talk.filters.get(search.filter)
+        is_wanted = known is not None and known[0] == search.options and not talk.is_over
+        if owners is None or not is_wanted or not (talk.connection or talk.is_kept):
+            search.parts.clear()
+        has_found = True
+        while has_found:
+            has_found = False
+            for part in [one for one in search.parts if not one.is_asked]:
+                shares: dict[str, set[int]] = {}
+                for partition in part.partitions:
+                    assert owners is not None
+                    shares.setdefault(owners.owner_of(partition), set()).add(partition)
+                search.parts.remove(part)
+                for owner, share in shares.items():
+                    has_found |= self._ask(search, _Part(frozenset(share), part.after), owner)
+        if not search.parts and self._searches.get((talk, search.filter)) is search:
+            del self._searches[talk, search.filter]
+
+    def _ask(self, search: _Search, part: _Part, owner: str) -> bool:
+        """Let one owner answer a part of a search; return whether it has, as this node does."""
+        owners, connection = self.node.owners, search.talk.connection
+        assert owners is not None
+        search.parts.append(part)
+        has_room = connection is None or connection.outgoing <= self.node.flow.limit // 2
+        if not owner or not has_room:
+            return False  # tried again with the next tick
+        question = _Question(search.filter, sorted(part.partitions), part.after)
+        asked = msgspec.msgpack.encode(question)
+        if owner == owners.me:
+            self._found(search, part, self.answer(asked))
+            return True
+        part.is_asked = True
+        try:
+            owners.ask(owner, "mqtt", asked, lambda told: self._told(search, part, told))
+        except RefusedError:
+            part.is_asked = False
+        return False
+
+    def _told(self, search: _Search, part: _Part, told: bytes | None) -> None:
+        """An owner has answered, or is lost; then its successor is asked."""
+        part.is_asked = False
+        if told is not None and self._searches.get((search.talk, search.filter)) is search:
+            self._found(search, part, told)
+            self._go_on(search)
+
+    def _found(self, search: _Search, part: _Part, told: bytes) -> None:
+        """Send what an owner has found, and note what is still to be asked for."""
+        answer = msgspec.msgpack.decode(told, type=_Answer)
+        search.parts.remove(part)
+        missing = part.partitions.difference(answer.partitions)
+        if missing:  # they have another owner now
+            search.parts.append(_Part(missing, part.after))
+        if answer.after:
+            search.parts.append(_Part(frozenset(answer.partitions), answer.after))
+        known = search.talk.filters.get(search.filter)
+        if known is not None and known[0] == search.options:
+            known[1].write_retained(Retained(*one) for one in answer.found)
+
+    def answer(self, question: bytes) -> bytes:
+        """Tell another node what is retained here for a filter."""
+        asked = msgspec.msgpack.decode(question, type=_Question)
+        owners = self.node.owners
+        here = [one for one in asked.partitions if owners and owners.owner_of(one) == owners.me]
+        found, after = self.retained.page(asked.filter, here, asked.after, PAGE)
+        told = [(one.packet, one.since, one.expires) for one in found]
+        return msgspec.msgpack.encode(_Answer(here, told, after))
+
+    # Packets
 
     def translated(
         self, frames: bytes | memoryview, dialect: str, variant: str, since: float = 0.0
@@ -1097,6 +1346,15 @@ OFFLINE = Offline()
 def identifier_of(sequence: int) -> int:
     """Return the packet identifier of a message of a queue."""
     return sequence % (IDENTIFIERS - 1) + 1
+
+
+def topic_of(will: bytes) -> str:
+    """Return the topic that a will is published to."""
+    at = 5  # behind the delay and the first byte
+    while will[at] & 128:
+        at += 1
+    size = int.from_bytes(will[at + 1 : at + 3], "big")
+    return will[at + 3 : at + 3 + size].decode()
 
 
 def delay_of(will: bytes) -> int:

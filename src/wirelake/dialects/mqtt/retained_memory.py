@@ -2,11 +2,13 @@
 
 A retained message is a key of the journal, `$mqtt/retained/` and its topic, whose value is the
 message as a packet of MQTT 5. So it survives the broker, and every client gets it in its own form.
+The key is in the partition of the topic. In a cluster the owner of that partition has the message,
+and a client that subscribes is sent what all owners have that its filter matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from wirelake.broker.node import Node
@@ -42,21 +44,28 @@ class RetainedMessages:
         self._revisions: dict[str, int] = {}
         self._root = _Level()
         self._bytes = 0
-        now = node.vitals.now + node.vitals.epoch
-        for _, entry in node.engine.entries():
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Take up what was kept, of all entries of some partitions."""
+        now = self._node.vitals.now + self._node.vitals.epoch
+        for entry in entries:
             if entry.key.startswith(PREFIX) and entry.value is not None:
                 topic = entry.key.removeprefix(PREFIX)
                 self._revisions[topic] = entry.revision
                 since = int.from_bytes(entry.value[:8], "big") / 1e6
                 self._remember(topic, Retained(entry.value[8:], since or now, entry.expires))
 
+    def lose(self, partition: int) -> None:
+        """Let go of what belongs to a partition that is not here any more."""
+        home = self._node.engine.home
+        for topic in [one for one in self._messages if home(one) == partition]:
+            self._drop(topic)
+
     def __len__(self) -> int:
         return len(self._messages)
 
     def check(self, topic: str, size: int) -> None:
         """Raise RefusedError where there is no room for one more retained message."""
-        if self._node.engine.is_shared:
-            raise RefusedError("unsupported", "a cluster retains no messages")
         quotas, known = self._node.quotas, self._messages.get(topic)
         if known is None:
             quotas.check_all("retained", len(self._messages))
@@ -79,12 +88,13 @@ class RetainedMessages:
 
     def forget(self, topic: str) -> None:
         """Retain nothing any more for a topic."""
-        known = self._messages.pop(topic, None)
-        if known is None:
-            return
-        self._bytes -= len(known.packet)
+        if topic in self._messages:
+            self._drop(topic)
+            self._node.engine.drop_entry(PREFIX + topic)
+
+    def _drop(self, topic: str) -> None:
+        self._bytes -= len(self._messages.pop(topic).packet)
         self._revisions.pop(topic, None)
-        self._node.engine.drop_entry(PREFIX + topic)
         path = [self._root]
         levels = topic.split("/")
         for level in levels:
@@ -104,6 +114,27 @@ class RetainedMessages:
                 self.forget(topic)
             else:
                 yield found
+
+    def page(
+        self, filter: str, partitions: Collection[int], after: str, most: int
+    ) -> tuple[list[Retained], str]:
+        """Return what is retained in some partitions for the topics that a filter matches.
+
+        About `most` bytes at once, of the topics that come after this one in their order. Also
+        returns the topic to go on after, empty where that was all.
+        """
+        home, now = self._node.engine.home, self._node.vitals.now + self._node.vitals.epoch
+        topics = self._topics(self._root, filter.split("/"), 0)
+        found: list[Retained] = []
+        size = 0
+        for topic in sorted(one for one in topics if one > after and home(one) in partitions):
+            if size > most:
+                return found, after
+            after, one = topic, self._messages[topic]
+            if not one.expires or one.expires > now:
+                found.append(one)
+                size += len(one.packet)
+        return found, ""
 
     def _topics(self, node: _Level, filter: list[str], at: int) -> Iterator[str]:
         if at == len(filter):

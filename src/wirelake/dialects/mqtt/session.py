@@ -1,4 +1,15 @@
-"""Sessions of MQTT, one for each connection; what outlives a connection is in `memory`."""
+"""Sessions of MQTT, one for each connection; what outlives a connection is in `memory`.
+
+In a cluster, a client with a session that lasts, or with a will, is hosted by the owner of the
+partition of its queue, `$mqtt/<id>`:
+
+1. The client's own node finds its rights, and forwards CONNECT without its secrets.
+2. The owner ends or takes up what there is of this client id. Then it hosts the client: all that
+   the client sends goes there, and the session there answers. Or the session ends with its
+   connection and has no will: then the owner hands CONNECT back, and the client's node does the
+   rest.
+3. If the owner is lost the client is disconnected, and finds its session with the next owner.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +42,9 @@ from wirelake.dialects.mqtt.encoder import (
 from wirelake.dialects.mqtt.memory import (
     IDENTIFIERS,
     OVERHEAD,
+    QUEUE,
     SHARE,
+    UNDER_WAY,
     Conversation,
     Conversations,
     Options,
@@ -39,7 +52,7 @@ from wirelake.dialects.mqtt.memory import (
 )
 from wirelake.dialects.mqtt.scanner import ALIASED, ASKS, ONCE, RETAIN, MqttScanner
 from wirelake.errors import ProtocolError, RefusedError
-from wirelake.message import Flag, Message, Op
+from wirelake.message import NO_PARAMETERS, Flag, Message, Op
 
 if TYPE_CHECKING:
     from wirelake.wire import FrameTable
@@ -53,6 +66,9 @@ FOR_EVER = 0xFFFFFFFF
 #: A filter with this in front serves requests, and a reply is published to its number with this.
 SERVE = "$serve/"
 REPLY = "$reply/"
+#: Headers of a CONNECT between nodes: that it is one, and that the broker has made the client id.
+FORWARDED = "mqtt.forwarded"
+ASSIGNED = "mqtt.assigned"
 #: The response topic of clients that ask services, and nobody else.
 REPLIES = "$answers"
 #: What cannot be passed on to other clients byte for byte.
@@ -76,6 +92,8 @@ class MqttSession(Session):
         self.scanner.most_aliases = ALIASES
         self.scanner.hears_clients = True
         self._talk: Conversation | None = None
+        self._before: Conversation | None = None  # the one that a connection that ended had
+        self._is_elsewhere = False  # another node hosts this client
         self._keepalive = 0
         self._most_packet = 0  # bytes that the client takes in one packet; 0: any
         self._tells_reasons = self._is_five  # as text, beside the code
@@ -148,6 +166,8 @@ class MqttSession(Session):
         if talk is None:  # a row before this one ended the connection
             return False
         if table.flags[row] & ONCE:
+            if talk.received.get(table.ticket[row]) == UNDER_WAY:
+                return False  # it is answered when it is done
             if table.ticket[row] in talk.received:
                 self.accept_rows(table, array("i", [row]), kept=True)
                 return False
@@ -219,7 +239,28 @@ class MqttSession(Session):
         if len(rows):
             frames = acknowledgements(table, rows)
             action = lambda: None if self.closed else self.write(frames)  # noqa: E731
+            talk = self._talk
+            if talk is not None and talk.is_kept and self.node.owners is not None:
+                once = [table.ticket[row] for row in rows if table.flags[row] & ONCE]
+                once = [one for one in once if talk.received.get(one) == UNDER_WAY]
+                if once:
+                    action = lambda: self._accept_once(talk, once, frames)  # noqa: E731
             self.answer(action, kept=kept, size=len(frames))
+
+    def _accept_once(self, talk: Conversation, identifiers: list[int], frames: bytes) -> None:
+        """Messages are durable: answer when their identifiers are, too, which are kept apart."""
+        if self.closed:
+            talk.settle(identifiers, [])
+        else:
+            talk.accept(identifiers)
+            self.answer(lambda: None if self.closed else self.write(frames), kept=True)
+
+    def answered_late(self, table: FrameTable, done: array[int]) -> None:
+        """Messages of QoS 2 are done although their connection has ended."""
+        if self._before is not None:
+            rows = [row for row in range(table.count) if table.flags[row] & ONCE]
+            failed = [table.ticket[row] for row in rows if row not in done]
+            self._before.settle([table.ticket[row] for row in rows if row in done], failed)
 
     def accept(self, message: Message) -> None:
         """PUBACK or PUBREC of one publish."""
@@ -238,16 +279,18 @@ class MqttSession(Session):
             return
         if message.op != Op.PUBLISH or not message.flags & Flag.ACK:
             return
-        is_once = message.headers.get("mqtt.qos") == "2"
+        talk = self._talk  # another node does not send headers back
+        is_known = talk is not None and message.ticket in talk.received
+        is_once = is_known or message.headers.get("mqtt.qos") == "2"
         kind = Packet.PUBREC if is_once else Packet.PUBACK
+        if talk is not None and is_known:
+            talk.forget_received([message.ticket])
         if not self._is_five:
             if error.code == "busy":
                 self.close(str(error))
             else:
                 self._tell(kind, message.ticket)
             return
-        if is_once and self._talk is not None:
-            self._talk.forget_received([message.ticket])
         reason = Reason.BAD_TOPIC if _is_bad_topic(message.address) else reason_of(error.code)
         self._tell(kind, message.ticket, reason, error.text)
 
@@ -261,7 +304,10 @@ class MqttSession(Session):
     # Everything else
 
     def control_rows(self, table: FrameTable, row: int, now: float) -> int:
-        """Take acknowledgements that come together."""
+        """Take acknowledgements that come together, or all that another node is to do."""
+        owners = self.node.owners
+        if self._is_elsewhere and owners is not None and table.op[row] != Op.HANDSHAKE:
+            return owners.pass_rows(self, table, row)
         talk = self._talk
         if table.op[row] != Op.ACK or talk is None:
             return 0
@@ -312,7 +358,8 @@ class MqttSession(Session):
     def perform(self, message: Message, now: float) -> None:
         """Do what a packet asks for, or raise RefusedError."""
         if self._talk is None or message.op == Op.HANDSHAKE:
-            if message.op != Op.HANDSHAKE or self._talk is not None:
+            is_second = self._is_elsewhere and FORWARDED not in message.headers
+            if message.op != Op.HANDSHAKE or self._talk is not None or is_second:
                 self._end(Reason.PROTOCOL_ERROR, "CONNECT comes first, and once")
             else:
                 self._connect(message, now)
@@ -339,6 +386,12 @@ class MqttSession(Session):
     def _connect(self, message: Message, now: float) -> None:
         self._most_packet = int(message.headers.get("mqtt.maximum_packet", "0"))
         try:
+            if FORWARDED not in message.headers:
+                self._identify(message)
+                if self.node.owners is not None and self._go_elsewhere(message):
+                    return
+            elif self.is_delegate and self._is_passing(message, now):
+                return
             is_there = self._introduce(message, now)
         except RefusedError as error:
             self.node.vitals.count_refused(error.code)
@@ -351,7 +404,7 @@ class MqttSession(Session):
             headers["mqtt.receive_maximum"] = str(RECEIVE_MAXIMUM)
             headers["mqtt.alias_maximum"] = str(ALIASES)
             headers["mqtt.maximum_packet"] = str(min(self.node.limits.message, 0xFFFFFFF))
-            if not message.source:
+            if not message.source or ASSIGNED in message.headers:
                 headers["mqtt.assigned_id"] = self.client_id
         flags = Flag.MORE if is_there else Flag(0)
         answer = Message(op=Op.HELLO, headers=headers, flags=flags)
@@ -366,26 +419,75 @@ class MqttSession(Session):
         else:
             welcome()
 
-    def _introduce(self, message: Message, now: float) -> bool:
-        """Take up a conversation; return whether there was one. Raises RefusedError."""
-        said, clients, home = message.headers, self.node.clients, self._home
+    def _identify(self, message: Message) -> None:
+        """Find the rights of the client; raises RefusedError."""
+        said = message.headers
         if "mqtt.auth_method" in said:
             raise RefusedError("auth_method", "enhanced authentication is not offered")
         if "mqtt.password" in said:
             raise _UnwelcomeError("unauthorized", "the token is not known", Reason.BAD_CREDENTIALS)
         if token := message.parameters.token or said.get("mqtt.user", ""):
             try:
-                clients.authenticate(self, token)
+                self.node.clients.authenticate(self, token)
             except RefusedError as error:
                 raise _UnwelcomeError(error.code, error.text, Reason.BAD_CREDENTIALS) from None
         if self.rights.is_empty:
             raise RefusedError("unauthorized", "this broker asks for a token, as the password")
-        is_clean = said.get("mqtt.clean") == "1"
-        if self._is_five:
-            lasts = float(said.get("mqtt.session_expiry", "0"))
-            lasts = float("inf") if lasts == FOR_EVER else lasts
-        else:
-            lasts = 0.0 if is_clean else float("inf")
+
+    def _lifetime(self, message: Message) -> tuple[bool, float]:
+        """Return whether the conversation begins anew, and how long it lasts (seconds)."""
+        is_clean = message.headers.get("mqtt.clean") == "1"
+        if not self._is_five:
+            return is_clean, 0.0 if is_clean else float("inf")
+        lasts = float(message.headers.get("mqtt.session_expiry", "0"))
+        return is_clean, float("inf") if lasts == FOR_EVER else lasts
+
+    def _go_elsewhere(self, message: Message) -> bool:
+        """Let the owner of the client's session have it; return False where that is this node.
+
+        Raises RefusedError where there is no owner now.
+        """
+        is_clean, lasts = self._lifetime(message)
+        client_id, said = message.source, dict(message.headers)
+        if not client_id:
+            if not (lasts or message.address) or not (is_clean or self._is_five):
+                return False
+            client_id, said[ASSIGNED] = self.node.clients.make_id(self), "1"
+        said.pop("mqtt.user", None)
+        said[FORWARDED] = "1"
+        partition = self.node.engine.home(QUEUE + client_id)
+        told = replace(message, source=client_id, headers=said, parameters=NO_PARAMETERS)
+        owners = self.node.owners
+        assert owners is not None
+        if not owners.host(self, partition, told):
+            return False
+        self.client_id = client_id
+        self._keepalive = int(said["mqtt.keepalive"])
+        self._is_elsewhere = True
+        return True
+
+    def _is_passing(self, message: Message, now: float) -> bool:
+        """End what there is of a client that needs no host; return False where it needs one."""
+        clients, home = self.node.clients, self._home
+        is_clean, lasts = self._lifetime(message)
+        talk = home.find(message.source)
+        has_old = talk is not None and not is_clean and talk.owner == self.owner
+        if lasts or message.address or has_old:
+            return False
+        clients.claim(self, message.source, now)
+        talk = home.find(message.source)
+        if talk is not None:
+            home.publish_will(talk, now)
+            talk.end(now)
+        clients.leave(self, now)
+        self.hands_back = True
+        return True
+
+    def _introduce(self, message: Message, now: float) -> bool:
+        """Take up a conversation; return whether there was one. Raises RefusedError."""
+        said, clients, home = message.headers, self.node.clients, self._home
+        is_clean, lasts = self._lifetime(message)
+        self._is_elsewhere, self.is_hosted = False, self.is_delegate
         if not message.source and not self._is_five and not is_clean:
             raise RefusedError("bad_client_id", "a session that lasts has a client id")
         if message.address:
@@ -395,10 +497,9 @@ class MqttSession(Session):
                 is_bad = error.code == "bad_request" or _is_bad_topic(message.address)
                 reason = Reason.BAD_TOPIC if is_bad else Reason.NOT_AUTHORIZED
                 raise _UnwelcomeError(error.code, f"the will: {error.text}", reason) from None
-        if message.source:
-            for other in list(clients.sessions(message.source)):
-                if isinstance(other, MqttSession) and other.owner == self.owner:
-                    other.give_up_id()
+        if ASSIGNED in said:
+            clients.register(self, message.source, now, claimed=False)
+        elif message.source:
             clients.claim(self, message.source, now)
         else:
             clients.name(self)
@@ -412,6 +513,10 @@ class MqttSession(Session):
             if lasts:
                 home.check_kept()
             talk = home.begin(self.client_id, self.owner)
+        engine = self.node.engine
+        if (lasts or message.address) and not engine.is_here(partition := engine.home(talk.queue)):
+            home.forget(talk)
+            raise RefusedError("busy", engine.lost_because(partition))
         self._talk = talk
         talk.lasts = lasts
         talk.most_in_flight = int(said.get("mqtt.receive_maximum", "65535"))
@@ -440,6 +545,15 @@ class MqttSession(Session):
         headers = {"mqtt.reason": error.text} if self._is_five else {}
         self.send(Message(op=Op.HELLO, content_type=code, headers=headers))
         self.close(str(error))
+
+    @property
+    def registers_id(self) -> bool:
+        """A client id is one client in the whole cluster."""
+        return True
+
+    def yields_to(self, other: Endpoint) -> bool:
+        """Another connection of the same client takes over, as the standard says."""
+        return isinstance(other, MqttSession) and other.owner == self.owner
 
     def give_up_id(self) -> None:
         """Another connection of the same client takes over."""
@@ -660,19 +774,25 @@ class MqttSession(Session):
 
     def _end(self, reason: Reason, text: str) -> None:
         """Tell the client why, where its version can, and close."""
-        if self._is_five and self._talk is not None:
+        if self._is_five and self._is_connected:
             headers = {"mqtt.reason": text}
             self.send(Message(op=Op.TERMINATE, content_type=reason, headers=headers))
         self.close(text)
 
+    @property
+    def _is_connected(self) -> bool:
+        """Whether the client has been told, on whatever node, that it is connected."""
+        return self._talk is not None or self._is_elsewhere or self.is_delegate
+
     def answer_fault(self, error: ProtocolError) -> None:
         """Say how the client broke the grammar."""
-        if self._talk is not None:
-            is_said = len(error.answer) == 3 and error.answer[0] >> 4 == Packet.DISCONNECT
+        kind = error.answer[0] >> 4 if error.answer else 0
+        if self._talk is None and kind == Packet.CONNACK:
+            self.write(error.answer)
+        elif self._is_connected:
+            is_said = len(error.answer) == 3 and kind == Packet.DISCONNECT
             reason = error.answer[2] if is_said else Reason.MALFORMED
             self._end(Reason(reason), error.reason)
-        elif error.answer and error.answer[0] >> 4 == Packet.CONNACK:
-            self.write(error.answer)
 
     def tick(self, now: float) -> None:
         """Close the connection of a client that was silent for 1.5 times its keep alive."""
@@ -681,18 +801,20 @@ class MqttSession(Session):
 
     def say_goodbye(self) -> None:
         """Tell the client that the broker stops."""
-        if self._is_five and self._talk is not None:
+        if self._is_five and self._is_connected:
             self.send(Message(op=Op.TERMINATE, content_type=Reason.STOPPING))
 
     def close(self, reason: str) -> None:
         """End the connection, once what was written has gone out."""
         if not self.closed:
+            self.filters.clear()  # which are its receivers', see `_detach`
             super().close(reason)
             self._detach()
 
     def lost(self, reason: str) -> None:
         """The connection has ended."""
         if not self.closed:
+            self.filters.clear()
             super().lost(reason)
             self._detach()
 
@@ -700,6 +822,7 @@ class MqttSession(Session):
         talk, self._talk = self._talk, None
         if talk is None or talk.connection is not self:
             return
+        self._before = talk if talk.is_kept else None
         now = self.node.vitals.now
         delay = delay_of(talk.will) if talk.will else 0
         if talk.will is not None and (not delay or not talk.lasts):
