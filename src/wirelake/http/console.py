@@ -42,7 +42,8 @@ from wirelake.http.figures import Figures
 from wirelake.http.gate import Gate
 from wirelake.http.inspection import MOST_BYTES, inspect, traced, translations
 from wirelake.http.ledger import Ledger
-from wirelake.http.live import MOST_FILTERS, MOST_LIVE, MOST_RATE, Live
+from wirelake.http.limits import HttpLimits
+from wirelake.http.live import MOST_FILTERS, MOST_RATE, Live
 from wirelake.http.log import parse_time, select
 from wirelake.http.logins import Logins, cookie_header
 from wirelake.http.publishing import Reader
@@ -87,8 +88,10 @@ class Console:
         executor: Executor,
         about: str,
         listeners: Sequence[Listener] = (),
+        limits: HttpLimits | None = None,
     ) -> None:
         self._gate = gate
+        self._limits = limits or HttpLimits()
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
         self._files = load()
@@ -98,7 +101,7 @@ class Console:
         self._live: set[Live] = set()
         self._sql = Sql(executor)
         self._trace: Trace | None = None  # the latest, which may have ended
-        self.logins = Logins(gate.node)
+        self.logins = Logins(gate.node, self._limits)
 
     def stop_live(self) -> None:
         """End every stream."""
@@ -216,8 +219,7 @@ class Console:
         for filter in watched:
             require(rights, "store", filter)
         rate = number(one(found, "rate", "200"), "rate", least=1, most=MOST_RATE)
-        if len(self._live) >= MOST_LIVE:
-            raise RefusedError("busy", f"{MOST_LIVE} pages are open already")
+        self._limits.check("pages", len(self._live))
         parts = {name: known[name] for name in wanted}
         live = Live(self._gate, rights, peer(request), parts, filters, watched, rate)
         await live.open()

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from wirelake.broker.node import Node
     from wirelake.broker.rights import Rights
 
-#: Streams at a time.
-MOST_LIVE = 128
 #: Bytes of a tail that may wait; what comes beyond them is not shown.
 ROOM = 1 << 20
 #: Messages a second that a tail shows at most, and filters that it has.
