@@ -108,6 +108,12 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
     session_messages: Annotated[
         int, _is("messages that wait for one of them; what is more is dropped", ge=1)
     ] = 100_000
+    session_bytes: Annotated[int, _is("bytes of these messages, likewise", ge=1024)] = (
+        1024 * _MEBIBYTE
+    )
+    will_bytes: Annotated[int, _is("bytes of the wills of all MQTT clients", ge=1024)] = (
+        256 * _MEBIBYTE
+    )
     retained: Annotated[int, _is("retained messages in all", ge=1)] = 1_000_000
     retained_bytes: Annotated[int, _is("bytes of all retained messages", ge=1024)] = (
         1024 * _MEBIBYTE
@@ -133,7 +139,8 @@ class IdentitySettings(_Table, frozen=True, kw_only=True):
     """Client ids, where tokens are configured."""
 
     reserve: Annotated[
-        float, _is("seconds for which an id stays its token's after a disconnect", ge=0, le=_YEAR)
+        float,
+        _is("seconds that an id stays its token's after a disconnect or a restart", ge=0, le=_YEAR),
     ] = 600.0
     max_reserved: Annotated[
         int, _is("ids that stay reserved for one token; the oldest go first", ge=0, le=1 << 24)

@@ -112,7 +112,7 @@ class Node:
         self.wake_at: dict[Endpoint, float] = {}  # sessions that asked to be woken, and when
         self.flow = flow = Flow(vitals, self.sessions)
         self.capture = capture = Capture(engine, vitals)
-        self.clients = Clients(vitals, capture)
+        self.clients = Clients(engine, vitals, capture)
         self.topics = Topics(vitals, quotas, flow, capture)
         self.router = Router(engine, vitals, flow, capture, self.topics)
         self.queues = Queues(engine, vitals, quotas, capture, flow, self.topics)

@@ -338,6 +338,7 @@ class Conversation:
         self._sequence = 1  # of the queue: the next one that is given out, …
         self._following = 1  # … and the next one that is sent
         self._promised = 1  # the next one that nobody has promised to send
+        self._most_bytes = 1 << 62  # of the queue: it has no more than this many
         self._asked = False  # to go on when what was put is durable
 
     # Subscriptions
@@ -509,6 +510,7 @@ class Conversation:
         """Let this conversation survive connections and the broker."""
         if not self.is_kept:
             self.is_kept = True
+            self.home.lasting.add(self)
             engine = self.home.node.engine
             engine.declare(QueueSettings(self.queue, dedup_window=0))
             self._sequence = self._following = self._promised = engine.next_sequence(self.queue)
@@ -523,6 +525,7 @@ class Conversation:
             ends = self.ends + self.home.node.vitals.epoch if self.ends else 0.0
             lasts = self.lasts if self.lasts != float("inf") else 0.0
             released = list(self.released)
+            self.home.node.vitals.work += len(filters) // 32
             kept = _Kept(self.owner, lasts, ends, filters, released=released)
             self.home.write(self.client_id, msgspec.json.encode(kept))
 
@@ -531,6 +534,7 @@ class Conversation:
         node = self.home.node
         now = node.vitals.now
         self.is_kept = True
+        self.home.lasting.add(self)
         self.lasts = kept.lasts
         self.released = dict.fromkeys(kept.released)
         if kept.lasts != float("inf"):
@@ -548,7 +552,7 @@ class Conversation:
 
     def leave_will(self, packet: bytes, rights: Rights) -> None:
         """Keep the will of the client that connects; four bytes in front of it are its delay."""
-        self.will = packet
+        self._change_will(packet)
         self.will_rights = rights
         engine, key = self.home.node.engine, WILL + self.client_id
         if engine.is_here(engine.home(key)):
@@ -557,15 +561,20 @@ class Conversation:
 
     def drop_will(self) -> bytes | None:
         """Forget the will, and return it."""
-        will, self.will, self.will_at = self.will, None, 0.0
+        will, self.will_at = self.will, 0.0
+        self._change_will(None)
         if will is not None:
             self.home.node.engine.drop_entry(WILL + self.client_id)
         return will
 
     def take_will(self, packet: bytes, now: float) -> None:
         """Take up a will that was kept; its delay begins now, unless the conversation is over."""
-        self.will = packet
+        self._change_will(packet)
         self.will_at = max(now + (delay_of(packet) if self.lasts else 0), 1e-9)  # 0: not at all
+
+    def _change_will(self, will: bytes | None) -> None:
+        self.home.will_bytes += len(will or b"") - len(self.will or b"")
+        self.will = will
 
     # What is received once
 
@@ -709,20 +718,32 @@ class Conversation:
         if waiting + count > most:
             node.vitals.count_dropped("session_messages", count)
             return
+        sizes = packets.sizes(OVERHEAD)
+        if not self._has_room(sum(sizes), node.quotas.session_bytes):
+            node.vitals.count_dropped("session_bytes", count)
+            return
         begin = self._sequence
         self._sequence += count
         table = FrameTable(count)
         packets.fill(table, self.queue.encode())
         timestamp = node.vitals.timestamp(node.vitals.now)
-        node.engine.put_rows(
-            self.queue, table, begin, timestamp, packets.sizes(OVERHEAD), captured=False
-        )
+        node.engine.put_rows(self.queue, table, begin, timestamp, sizes, captured=False)
         if self.connection is not None and self._promised == begin:
             # Sent when it is durable: else a broker that is killed could send it under another
             # identifier later, and QoS 2 would come twice.
             self._promised += count
             connection = self.connection
             node.engine.after(lambda: self._send_durable(packets, begin, connection))
+
+    def _has_room(self, size: int, most: int) -> bool:
+        """Do so many bytes more fit into the queue? They are added up only if they may not."""
+        self._most_bytes += size
+        if self._most_bytes > most:
+            self._most_bytes = self.home.node.engine.references(self.queue).bytes + size
+        if self._most_bytes > most:
+            self._most_bytes -= size
+            return False
+        return True
 
     def _send_durable(self, packets: Packets, begin: int, connection: MqttSession) -> None:
         """Send what was put into the queue, if the client is still there and all before it went."""
@@ -862,12 +883,14 @@ class Conversations:
         self.shares: dict[str, Share] = {}
         self._talks: dict[str, Conversation] = {}
         self._revisions: dict[str, int] = {}
-        self._kept = 0
+        self.lasting: set[Conversation] = set()
+        self.will_bytes = 0
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
         #: Wills of clients whose conversation ended with the broker that was killed.
         self._left_wills: list[Conversation] = []
+        node.clients.keepers.append(self.owner_of)
         loads = {SESSION: self._load, ONCE: self._load_received, WILL: self._load_will}
         entries = [one for one in node.engine.entries() if one[1].value is not None]
         for prefix, load in loads.items():  # conversations first
@@ -910,7 +933,7 @@ class Conversations:
 
     def __len__(self) -> int:
         """The conversations that last."""
-        return sum(one.is_kept for one in self._talks.values())
+        return len(self.lasting)
 
     def find(self, client_id: str) -> Conversation | None:
         """Return the conversation with a client, None where there is none."""
@@ -930,11 +953,21 @@ class Conversations:
         if self.node.engine.trouble:
             raise self.node.capture.refusal()
 
+    def check_will(self, will: bytes) -> None:
+        """Raise RefusedError where there is no room for one more will."""
+        self.node.quotas.check_room("will_bytes", self.will_bytes, len(will), "wills have")
+
+    def owner_of(self, client_id: str) -> str:
+        """Return the owner of the conversation that lasts with a client, "" where there is none."""
+        talk = self._talks.get(client_id)
+        return talk.owner if talk is not None and talk.is_kept else ""
+
     def forget(self, talk: Conversation) -> None:
         """A conversation is over."""
         if self._talks.get(talk.client_id) is talk:
             del self._talks[talk.client_id]
         if talk.is_kept:
+            self.lasting.discard(talk)
             self._revisions.pop(talk.client_id, None)
             self.node.engine.drop_entry(SESSION + talk.client_id)
             talk.forget_received(list(talk.received))

@@ -61,9 +61,7 @@ class RetainedMessages:
         if known is None:
             quotas.check_all("retained", len(self._messages))
         used = self._bytes - (len(known.packet) if known else 0)
-        if used + size > quotas.retained_bytes:
-            text = f"retained messages have {used} bytes, the most allowed (quotas.retained_bytes)"
-            raise RefusedError("busy", text)
+        quotas.check_room("retained_bytes", used, size, "retained messages have")
         if self._node.engine.trouble:
             raise self._node.capture.refusal()
 

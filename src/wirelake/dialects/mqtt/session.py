@@ -348,8 +348,11 @@ class MqttSession(Session):
             lasts = 0.0 if is_clean else float("inf")
         if not message.source and not self._is_five and not is_clean:
             raise RefusedError("bad_client_id", "a session that lasts has a client id")
+        will = b""
         if message.address:
             self.node.topics.check_publish(self, message.address)
+            will = _will_of(message)
+            home.check_will(will)
         if message.source:
             for other in list(clients.sessions(message.source)):
                 if isinstance(other, MqttSession) and other.owner == self.owner:
@@ -376,8 +379,8 @@ class MqttSession(Session):
             talk.keep()
         self._keepalive = int(said["mqtt.keepalive"])
         self._tells_reasons = self._is_five and said.get("mqtt.problem_info") != "0"
-        if message.address:
-            talk.leave_will(_will_of(message), self.rights)
+        if will:
+            talk.leave_will(will, self.rights)
         return is_there
 
     def _reject(self, error: RefusedError) -> None:
