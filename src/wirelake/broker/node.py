@@ -38,6 +38,9 @@ class Memory(Protocol):
     def tick(self, now: float) -> None:
         """Time has passed."""
 
+    def rights_changed(self, now: float) -> None:
+        """The rights of tokens have changed, also of those whose clients are not connected."""
+
 
 class Figure(NamedTuple):
     """A figure for operators that a part outside the broker adds; `total` ones only count up."""

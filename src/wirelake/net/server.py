@@ -194,6 +194,8 @@ class Server:
                     local.revoke()
                 else:
                     local.rights = rights
+        for memory in node.memories.values():
+            memory.rights_changed(node.vitals.now)
         node.topics.forget_all()
 
     async def start(self) -> list[Listener]:

@@ -962,6 +962,15 @@ class Conversations:
         talk = self._talks.get(client_id)
         return talk.owner if talk is not None and talk.is_kept else ""
 
+    def rights_changed(self, now: float) -> None:
+        """Unsubscribe clients that are away from what their tokens may not read any more."""
+        for talk in [one for one in self.lasting if one.connection is None]:
+            rights = self._rights_of(talk.owner)
+            for filter in list(talk.filters):
+                _, wanted = parse_share(filter)
+                if rights is None or not rights.allows("subscribe", wanted):
+                    talk.unsubscribe(filter, now)
+
     def forget(self, talk: Conversation) -> None:
         """A conversation is over."""
         if self._talks.get(talk.client_id) is talk:
@@ -993,15 +1002,16 @@ class Conversations:
                 talk.end(now)
 
     def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
-        """Publish the will of a client that is gone."""
+        """Publish the will of a client that is gone, if its token still may."""
         will = talk.drop_will()
         if will is None:
             return
-        if session is None:
-            rights = talk.will_rights or self._rights_of(talk.owner)
-            if rights is None:  # its token is gone
-                self.node.vitals.count_refused("unauthorized")
-                return
+        had = session.rights if session is not None else talk.will_rights
+        rights = self.node.clients.current_rights(had) if had else self._rights_of(talk.owner)
+        if rights is None:  # its token is gone
+            self.node.vitals.count_refused("unauthorized")
+            return
+        if session is None or session.rights is not rights:
             session = Receiver(talk, Options())
             session.rights = rights
         table = FrameTable(1)
