@@ -26,7 +26,10 @@ CONFIG = (
     + token("root", admin=True, **EVERYTHING)
 )
 #: What a client says whose session lasts.
-LASTING = {"mqtt-3.1.1": {"clean": ""}, "mqtt-5": {"clean": "", "session_expiry": "100000"}}
+LASTING: dict[str, dict[str, Any]] = {
+    "mqtt-3.1.1": {"clean": ""},
+    "mqtt-5": {"clean": "", "session_expiry": "100000"},
+}
 
 
 class Device(Client):
@@ -201,6 +204,7 @@ def test_a_will_stays_within_the_rights(broker: Broker, dialect: str) -> None:
 def test_a_right_that_is_taken_away_ends_wills_and_sessions_of_those_who_are_away(
     tmp_path: Path, dialect: str
 ) -> None:
+    # decision 96
     said = LASTING[dialect]
     with Broker(tmp_path, CONFIG) as broker, Client(broker) as alice:
         alice.login("", secret_of("alice"))

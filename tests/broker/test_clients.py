@@ -120,7 +120,7 @@ def test_only_so_many_ids_stay_reserved_for_one_token(desk: Desk) -> None:
 
 
 def test_an_id_stays_its_tokens_when_the_broker_starts_again(tmp_path: Path) -> None:
-    # decision 62
+    # decision 95
     bob, alice = Rights("bob"), Rights("alice")
 
     def opened() -> Desk:

@@ -124,11 +124,33 @@ class Crowd:
                 del self._of[connection.address]
 
 
-class HttpConnection(H11Protocol):
+class _Reader(asyncio.Protocol):
+    """A client that reads nothing of what is written to it for too long is cut off."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _limits: HttpLimits
+    _stalled: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as we write."""
+        super().pause_writing()
+        if self._stalled is None:
+            timeout = self._limits.web.read_timeout
+            self._stalled = self.loop.call_later(timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        super().resume_writing()
+
+
+class HttpConnection(_Reader, H11Protocol):
     """A connection whose client may not keep us waiting for ever."""
 
     _head: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
     _is_websocket = False
     address = ""  # that it counts for
 
@@ -212,21 +234,6 @@ class HttpConnection(H11Protocol):
         self.resume_writing()
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        """The client does not read as fast as we write."""
-        super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(
-                self._limits.web.read_timeout, self.transport.abort
-            )
-
-    def resume_writing(self) -> None:
-        """It has read."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-        super().resume_writing()
-
     def _is_busy(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # none before the first request
         return cycle is not None and not cycle.response_complete
@@ -242,7 +249,7 @@ class HttpConnection(H11Protocol):
             self._head = None
 
 
-class WebSocketConnection(WebSocketsSansIOProtocol):
+class WebSocketConnection(_Reader, WebSocketsSansIOProtocol):
     """A WebSocket whose client may neither keep us waiting for ever nor make us hold much.
 
     Messages that come in one read are handed on as one, as they are parts of a stream of bytes.
@@ -258,7 +265,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._held = 0  # bytes that are counted in `memory`
         self._since = self._heard = 0.0  # when what is not complete began, and went on
         self._watch: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
         #: Called when the connection has ended.
         self.on_lost: Callable[[], object] = bool
 
@@ -340,21 +346,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Hang up for what is no WebSocket, after what came before."""
         self._hand_on()
         super().handle_parser_exception()
-
-    def pause_writing(self) -> None:
-        """The client does not read as fast as we write."""
-        super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(
-                self._limits.web.read_timeout, self.transport.abort
-            )
-
-    def resume_writing(self) -> None:
-        """It has read."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-        super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""

@@ -18,7 +18,7 @@ from wirelake import __version__
 from wirelake.address import check_address, check_filter, covers
 from wirelake.broker import inventory
 from wirelake.broker.node import Node
-from wirelake.broker.rights import Rights
+from wirelake.broker.rights import KINDS, Rights
 from wirelake.broker.trace import SECONDS, Trace
 from wirelake.config import Listener
 from wirelake.console import MISSING, is_fixed, load
@@ -75,7 +75,6 @@ MAX_LOGIN = 4096
 
 #: The parameters of a search in the log.
 _SEARCH = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
-_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Console:
@@ -174,7 +173,7 @@ class Console:
             "admin": rights.admin,
             "open": rights.is_open,
             "stranger": rights.is_empty,
-            "rights": {kind: list(getattr(rights, kind)) for kind in _KINDS},
+            "rights": {kind: list(getattr(rights, kind)) for kind in KINDS},
             "csrf": csrf,
             "version": __version__,
             "dialects": list(DIALECTS),
@@ -277,7 +276,7 @@ class Console:
         return answer({"tokens": [self._rights(one) for one in shown]})
 
     def _rights(self, rights: Rights) -> dict[str, Any]:
-        kinds = {kind: list(getattr(rights, kind)) for kind in _KINDS}
+        kinds = {kind: list(getattr(rights, kind)) for kind in KINDS}
         name = "everybody" if rights.is_open else rights.name
         return {"name": name, "token": bool(rights.key), "admin": rights.admin, **kinds}
 
@@ -286,8 +285,8 @@ class Console:
         found = query(request, "token", "kind", "address")
         mine = rights_of(request, self._node)
         name, kind, address = (one(found, key) for key in ("token", "kind", "address"))
-        if kind not in (*_KINDS, "admin"):
-            raise RefusedError("bad_request", f"kind is one of {', '.join((*_KINDS, 'admin'))}")
+        if kind not in (*KINDS, "admin"):
+            raise RefusedError("bad_request", f"kind is one of {', '.join((*KINDS, 'admin'))}")
         if kind != "admin":
             check_filter(address)
         rights = mine

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count as count_from
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
@@ -173,14 +173,15 @@ class Receiver(Endpoint):
             tuple(one.options for one in members if isinstance(one, Receiver))
         )
 
-    def write_retained(self, found: Iterable[Retained]) -> None:
-        """Send what is retained, with the mark that says so."""
+    def write_retained(self, found: Iterable[Retained]) -> Iterator[None]:
+        """Send what is retained, with the mark that says so; yields after each of them."""
         home = self.conversation.home
         variant = f"{self.options.qos}r"
         for one in found:
             frames = home.translated(one.packet, self.dialect, variant, since=one.since)
             if frames:
                 self.conversation.deliver(frames, self.options.subscription)
+            yield
 
     def send(
         self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
@@ -335,8 +336,11 @@ class Conversation:
         self._identifier = 1
         self._waiting: deque[bytes | memoryview] = deque()  # of a conversation that is not kept
         self.waiting_bytes = 0
+        self.moved = 0  # bytes of these that were sent
+        self._retained: deque[Iterator[None]] = deque()  # what is being sent
         self._sequence = 1  # of the queue: the next one that is given out, …
         self._following = 1  # … and the next one that is sent
+        self._again_until = 0  # those before this one may have been sent before
         self._promised = 1  # the next one that nobody has promised to send
         self._most_bytes = 1 << 62  # of the queue: it has no more than this many
         self._asked = False  # to go on when what was put is durable
@@ -370,7 +374,27 @@ class Conversation:
         """Send what is retained for a filter that was subscribed to just now."""
         known = self.filters.get(filter)
         if known is not None and known[0] == options and not filter.startswith(SHARE):
-            known[1].write_retained(self.home.retained.matching(filter))
+            self._retained.append(known[1].write_retained(self.home.retained.matching(filter)))
+            self.pump()
+
+    def pump(self) -> None:
+        """Send what is retained and what waits in the queue, as far as the outbox has room."""
+        self.home.held.discard(self)
+        while self._retained and self.has_room():
+            if next(self._retained[0], self) is self:
+                self._retained.popleft()
+        if self.is_kept and self.has_room():
+            self._go_on()
+
+    def has_room(self) -> bool:
+        """Has the outbox room? If not, the clock goes on with what is to be sent."""
+        connection = self.connection
+        if connection is None or connection.closed:
+            return False
+        if connection.outgoing <= self.home.node.flow.limit:
+            return True
+        self.home.held.add(self)
+        return False
 
     def _receiver(self, options: Options) -> Receiver:
         receiver = self.receivers.get(options)
@@ -469,7 +493,8 @@ class Conversation:
             first = next(iter(self.home.node.engine.references(self.queue)), None)
             self._following = first.sequence if first is not None else self._sequence
             self._promised = self._sequence
-            self._go_on(again=True)
+            self._again_until = min(self._sequence, self._following + self.room)
+            self._go_on()
 
     def detach(self, now: float) -> None:
         """The connection has ended."""
@@ -481,16 +506,22 @@ class Conversation:
             receiver.link = OFFLINE
             for name in list(receiver.consumes):
                 self.home.node.topics.unsubscribe(receiver, name, now)
-        self._waiting.clear()
-        self.waiting_bytes = 0
+        self._forget_waiting()
         self.ends = now + self.lasts if self.lasts != float("inf") else 0.0
         self.save()
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._hold(-self.waiting_bytes)
+        self._retained.clear()
+        self.home.held.discard(self)
 
     def end(self, now: float) -> None:
         """Forget everything."""
         if self.is_over:
             return
         self.is_over = True
+        self._forget_waiting()
         for filter, (_, receiver) in list(self.filters.items()):
             if filter.startswith(SHARE) or receiver.consumes:
                 self._leave(filter, receiver, now)
@@ -645,18 +676,59 @@ class Conversation:
         if self.connection is None:
             return
         if self._waiting:
-            self._wait(frames, subscription)
+            self._wait(frames, subscription, policy, sender)
             return
         used = self._send(frames, subscription, policy, sender)
         if used < len(frames):
-            self._wait(memoryview(frames)[used:], subscription)
+            self._wait(memoryview(frames)[used:], subscription, policy, sender)
 
-    def _wait(self, frames: bytes | memoryview, subscription: int) -> None:
-        """Keep publishes in memory until there is room; their senders wait for a full outbox."""
+    def _wait(
+        self,
+        frames: bytes | memoryview,
+        subscription: int,
+        policy: Policy,
+        sender: Endpoint | None,
+    ) -> None:
+        """Keep publishes in memory until there is room; their senders wait for a full outbox.
+
+        A client that fills it by what it publishes itself is disconnected: it goes on being read,
+        as it could acknowledge nothing otherwise.
+        """
+        connection, node = self.connection, self.home.node
+        assert connection is not None
         if subscription:
             frames = personal(frames, 0, len(frames), subscription=subscription)[0]
         self._waiting.append(bytes(frames))
-        self.waiting_bytes += len(frames) + OVERHEAD
+        self._hold(len(frames) + OVERHEAD)
+        sender = sender or node.flow.reading
+        if sender is connection and self.waiting_bytes > 2 * node.flow.limit:
+            reason = "it acknowledges nothing of what it publishes to itself"
+            node.flow.disconnect(connection, self.waiting_bytes, reason)
+        elif connection.outgoing > node.flow.limit:
+            node.flow.overflowed(connection, sender, policy, node.vitals.now)
+
+    def _hold(self, size: int) -> None:
+        """Count bytes that wait for acknowledgements among those of all outboxes."""
+        budget = self.home.node.flow.budget
+        self.waiting_bytes += size
+        budget.add(size)
+        if self.waiting_bytes:
+            budget.holders[self] = None
+        else:
+            budget.holders.pop(self, None)
+
+    # As a holder of the budget of all outboxes
+
+    @property
+    def buffered(self) -> int:
+        """The bytes that wait for acknowledgements."""
+        return self.waiting_bytes
+
+    def abort(self) -> None:
+        """Disconnect the client, since all outboxes together hold too much."""
+        if (connection := self.connection) is not None:
+            reason = "all outboxes together hold too much (flow.total)"
+            self.home.node.flow.disconnect(connection, self.waiting_bytes, reason)
 
     def _send(
         self,
@@ -751,7 +823,7 @@ class Conversation:
             self._go_on()
             return
         count = min(packets.count, self.room)
-        if count:
+        if count and self.has_room():
             self._send_kept(packets.first(count), begin, count)
 
     def _pass_on(self, frames: bytes, policy: Policy, sender: Endpoint | None) -> None:
@@ -787,24 +859,25 @@ class Conversation:
             self.connection.write(made, policy, sender)
         self._following = begin
 
-    def _go_on(self, *, again: bool = False) -> None:
+    def _go_on(self) -> None:
         """Send what waits, as far as there is room."""
         if self.connection is None:
             return
         if not self.is_kept:
             while self._waiting and self.room:
                 frames = self._waiting.popleft()
-                self.waiting_bytes -= len(frames) + OVERHEAD
+                self._hold(-len(frames) - OVERHEAD)
                 used = self._send(frames)
+                self.moved += used
                 if used < len(frames):
                     rest = memoryview(frames)[used:]
                     self._waiting.appendleft(rest)
-                    self.waiting_bytes += len(rest) + OVERHEAD
+                    self._hold(len(rest) + OVERHEAD)
                     if used == 0:
                         return
             return
         engine = self.home.node.engine
-        while self.room and self._following < self._sequence:
+        while self.room and self._following < self._sequence and self.has_room():
             first = engine.references(self.queue).next_from(self._following)
             if first is None:
                 self._following = self._sequence
@@ -815,14 +888,14 @@ class Conversation:
                     engine.after(self._continue)
                 return
             self._following = first.sequence
-            if not self._send_stored(again=again):
+            if not self._send_stored():
                 return
 
     def _continue(self) -> None:
         self._asked = False
         self._go_on()
 
-    def _send_stored(self, *, again: bool) -> bool:
+    def _send_stored(self) -> bool:
         """Read messages of the queue and send them; return whether there were any."""
         node = self.home.node
         now = node.vitals.now + node.vitals.epoch
@@ -834,7 +907,7 @@ class Conversation:
                 sequence = begin + row
                 packet = self.home.aged(bytes(table.payload(row)), now - times[row] / 1e6)
                 if packet and (not self.most_packet or len(packet) <= self.most_packet):
-                    mark = AGAIN if again else 0
+                    mark = AGAIN if sequence < self._again_until else 0
                     self._send_kept(packet, sequence, 1, mark=mark)
                 else:
                     node.vitals.count_dropped("expired" if not packet else "too_large")
@@ -885,6 +958,8 @@ class Conversations:
         self._revisions: dict[str, int] = {}
         self.lasting: set[Conversation] = set()
         self.will_bytes = 0
+        #: Conversations that have something to send as soon as their outboxes have room.
+        self.held: set[Conversation] = set()
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
@@ -992,6 +1067,8 @@ class Conversations:
         if now - self._ticked < 0.2:
             return
         self._ticked = now
+        for talk in list(self.held):
+            talk.pump()
         left, self._left_wills = self._left_wills, []
         for talk in left:
             self.publish_will(talk, now)

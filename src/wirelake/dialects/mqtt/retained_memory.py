@@ -95,9 +95,11 @@ class RetainedMessages:
 
     def matching(self, filter: str) -> Iterator[Retained]:
         """Yield what is retained for the topics that a filter matches."""
-        now = self._node.vitals.now + self._node.vitals.epoch
         for topic in list(self._topics(self._root, filter.split("/"), 0)):
-            found = self._messages[topic]
+            now = self._node.vitals.now + self._node.vitals.epoch
+            found = self._messages.get(topic)
+            if found is None:  # forgotten while the client read those before it
+                continue
             if found.expires and found.expires <= now:
                 self.forget(topic)
             else:

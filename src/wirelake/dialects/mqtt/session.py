@@ -87,6 +87,11 @@ class MqttSession(Session):
         waiting = self._talk.waiting_bytes if self._talk is not None else 0
         return super().outgoing + waiting
 
+    @property
+    def waits_for_itself(self) -> bool:  # type: ignore[override]  # it depends on what waits
+        """Only while its outbox is full of what it has to read: it may have to acknowledge more."""
+        return super().outgoing > self.node.flow.limit
+
     # Publishing
 
     def accepts_publishes(self) -> bool:
