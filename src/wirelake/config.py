@@ -114,6 +114,10 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
     will_bytes: Annotated[int, _is("bytes of the wills of all MQTT clients", ge=1024)] = (
         256 * _MEBIBYTE
     )
+    unreleased: Annotated[
+        int, _is("messages of QoS 2 that an MQTT 5 client has not released", ge=1, le=0xFFFF)
+    ] = 1_000
+    aliases: Annotated[int, _is("topic aliases of an MQTT 5 client", ge=0, le=0xFFFF)] = 64
     retained: Annotated[int, _is("retained messages in all", ge=1)] = 1_000_000
     retained_bytes: Annotated[int, _is("bytes of all retained messages", ge=1024)] = (
         1024 * _MEBIBYTE

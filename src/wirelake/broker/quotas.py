@@ -38,6 +38,8 @@ class Quotas:
     session_messages: int = 100_000
     session_bytes: int = 1 << 30
     will_bytes: int = 256 << 20
+    unreleased: int = 1_000
+    aliases: int = 64
     retained: int = 1_000_000
     retained_bytes: int = 1 << 30
 

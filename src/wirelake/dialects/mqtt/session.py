@@ -41,10 +41,6 @@ from wirelake.message import Flag, Message, Op
 if TYPE_CHECKING:
     from wirelake.wire import FrameTable
 
-#: Topic aliases that a client may set.
-ALIASES = 64
-#: Messages of QoS 2 that a client of MQTT 5 may have sent and not released.
-RECEIVE_MAXIMUM = 1_000
 #: A session that lasts for ever.
 FOR_EVER = 0xFFFFFFFF
 #: A filter with this in front serves requests, and a reply is published to its number with this.
@@ -70,7 +66,8 @@ class MqttSession(Session):
         self._home: Conversations = memory
         self._is_five = dialect == "mqtt-5"
         self.form = f"{dialect}+0"  # of QoS 0 packets that may be passed on as they are
-        self.scanner.most_aliases = ALIASES
+        self.scanner.most_aliases = node.quotas.aliases
+        self._unreleased = node.quotas.unreleased  # messages of QoS 2, as it is told
         self._talk: Conversation | None = None
         self._keepalive = 0
         self._tells_reasons = self._is_five  # as text, beside the code
@@ -123,8 +120,9 @@ class MqttSession(Session):
             fresh = set(numbers)
             is_new = known.isdisjoint(fresh)
             count = len(known) + len(fresh) if is_new else len(known | fresh)
-            if self._is_five and count > RECEIVE_MAXIMUM:
-                self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+            if self._is_five and count > self._unreleased:
+                text = f"more than {self._unreleased} messages of QoS 2 at once (quotas.unreleased)"
+                self._end(Reason.TOO_MANY, text)
                 return
             if is_new and len(fresh) == len(numbers):
                 talk.receive(numbers, [table.address(row) for row in rows] if talk.is_kept else ())
@@ -316,8 +314,8 @@ class MqttSession(Session):
         assert talk is not None
         headers: dict[str, str] = {}
         if self._is_five:
-            headers["mqtt.receive_maximum"] = str(RECEIVE_MAXIMUM)
-            headers["mqtt.alias_maximum"] = str(ALIASES)
+            headers["mqtt.receive_maximum"] = str(self._unreleased)
+            headers["mqtt.alias_maximum"] = str(self.scanner.most_aliases)
             headers["mqtt.maximum_packet"] = str(min(self.node.limits.message, 0xFFFFFFF))
             if not message.source:
                 headers["mqtt.assigned_id"] = self.client_id
