@@ -68,7 +68,7 @@ class LimitSettings(_Table, frozen=True, kw_only=True):
     ] = 256 * _MEBIBYTE
     min_rate: Annotated[
         int,
-        _is("bytes a second of an unfinished frame, after `handshake_timeout`; 0: any", ge=0),
+        _is("bytes a second of a started frame or body after `handshake_timeout`; 0: any", ge=0),
     ] = 1024
     connections: Annotated[int, _is("connections in all", ge=1)] = 100_000
     connections_per_peer: Annotated[
@@ -109,6 +109,16 @@ class QuotaSettings(_Table, frozen=True, kw_only=True):
     session_messages: Annotated[
         int, _is("messages that wait for one of them; what is more is dropped", ge=1)
     ] = 100_000
+    session_bytes: Annotated[int, _is("bytes of these messages, likewise", ge=1024)] = (
+        1024 * _MEBIBYTE
+    )
+    will_bytes: Annotated[int, _is("bytes of the wills of all MQTT clients", ge=1024)] = (
+        256 * _MEBIBYTE
+    )
+    unreleased: Annotated[
+        int, _is("messages of QoS 2 that an MQTT 5 client has not released", ge=1, le=0xFFFF)
+    ] = 1_000
+    aliases: Annotated[int, _is("topic aliases of an MQTT 5 client", ge=0, le=0xFFFF)] = 64
     retained: Annotated[int, _is("retained messages in all", ge=1)] = 1_000_000
     retained_bytes: Annotated[int, _is("bytes of all retained messages", ge=1024)] = (
         1024 * _MEBIBYTE
@@ -134,11 +144,62 @@ class IdentitySettings(_Table, frozen=True, kw_only=True):
     """Client ids, where tokens are configured."""
 
     reserve: Annotated[
-        float, _is("seconds for which an id stays its token's after a disconnect", ge=0, le=_YEAR)
+        float,
+        _is("seconds that an id stays its token's after a disconnect or a restart", ge=0, le=_YEAR),
     ] = 600.0
     max_reserved: Annotated[
         int, _is("ids that stay reserved for one token; the oldest go first", ge=0, le=1 << 24)
     ] = 10_000
+
+
+class GuessSettings(_Table, frozen=True, kw_only=True):
+    """What becomes of peers that send wrong tokens."""
+
+    free: Annotated[int, _is("wrong tokens of one connection without a delay", ge=0)] = 3
+    most: Annotated[int, _is("attempts after which a connection is closed", ge=1)] = 20
+    free_per_peer: Annotated[int, _is("wrong tokens of one address without a delay", ge=0)] = 20
+    first_delay: Annotated[
+        float, _is("seconds until the next token is looked at; doubles each time", ge=0, le=_YEAR)
+    ] = 0.25
+    longest_delay: Annotated[float, _is("seconds that it reaches", ge=0, le=_YEAR)] = 30.0
+    forget: Annotated[float, _is("seconds after which an address starts anew", gt=0)] = 600.0
+    remembered: Annotated[
+        int, _is("addresses that are remembered; the oldest go first", ge=1, le=1 << 24)
+    ] = 10_000
+    held_answers: Annotated[
+        int, _is("answers of HTTP to wrong tokens that are delayed at a time", ge=0)
+    ] = 64
+
+
+class WebSettings(_Table, frozen=True, kw_only=True):
+    """How much HTTP, WebSockets and the console may hold; what is more is refused."""
+
+    connections_per_peer: Annotated[
+        int, _is("connections of HTTP from one address; loopback is exempt", ge=1)
+    ] = 512
+    bodies: Annotated[
+        int,
+        _is("bytes of bodies and unfinished WebSocket messages in all", ge=_MEBIBYTE),
+    ] = 256 * _MEBIBYTE
+    websocket_message: Annotated[
+        int, _is("bytes of a WebSocket message; fixed at the start", ge=1024, le=1 << 30)
+    ] = _MEBIBYTE
+    log_reads: Annotated[
+        int, _is("bytes of the log that wait for clients to read them", ge=_MEBIBYTE)
+    ] = 64 * _MEBIBYTE
+    read_timeout: Annotated[
+        float, _is("seconds until a client that reads nothing is cut off", gt=0)
+    ] = 60.0
+    events: Annotated[int, _is("event streams at a time", ge=0)] = 256
+    pages: Annotated[int, _is("pages of the console with live figures at a time", ge=0)] = 128
+    logins: Annotated[int, _is("logins of browsers; the idlest goes first", ge=1)] = 1_000
+    login_idle: Annotated[
+        float, _is("seconds that a login lives without a request", gt=0, le=_YEAR)
+    ] = 12 * 3600.0
+    producers: Annotated[
+        int, _is("producers whose batches are remembered; the idlest goes first", ge=1)
+    ] = 10_000
+    queries: Annotated[int, _is("queries whose progress is kept", ge=1)] = 1_000
 
 
 class MfpSettings(_Table, frozen=True, kw_only=True):
@@ -426,13 +487,15 @@ class Settings(_Table, frozen=True, kw_only=True):
         _is("origins of web pages that may open WebSockets, beside our own: `https://example.org`"),
     ] = ()
     handshake_timeout: Annotated[
-        float, _is("seconds of silence inside a handshake or a frame", gt=0)
+        float, _is("seconds of silence inside a handshake, a frame, a request or a body", gt=0)
     ] = 30.0
     request_timeout: Annotated[float, _is("seconds that a reply may take", gt=0)] = 30.0
     limits: LimitSettings = LimitSettings()
     quotas: QuotaSettings = QuotaSettings()
     flow: FlowSettings = FlowSettings()
     identity: IdentitySettings = IdentitySettings()
+    guesses: GuessSettings = GuessSettings()
+    web: WebSettings = WebSettings()
     mfp: MfpSettings = MfpSettings()
     capture: CaptureSettings = CaptureSettings()
     queues: tuple[QueueSettings, ...] = ()

@@ -188,6 +188,7 @@ class Broker(_Started):
                     listeners=listeners,
                     adopt=server.adopt,
                     origins=settings.http_origins,
+                    settings=settings,
                 )
                 self.http_url = await self._http.start()
                 self._http_port = urlsplit(self.http_url).port or 0

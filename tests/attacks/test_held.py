@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.attacks.broker import Broker, Client, secret_of, token
 from wirelake.errors import CODES
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 OPS = ["boson-binary", "kobold-1", "kobold-2", "kobold-3"]
 TMQ = ["tmq-1.00", "tmq-1.01"]
@@ -93,6 +93,50 @@ def test_a_tmq_message_without_the_right_to_it_is_refused(
         client.send(replace(RIGHTS_OF_TMQ[action], id="1", flags=Flag.RESPONSE))
         answer = client.receive()
         assert (answer.op, answer.content_type) == (Op.REPLY, 401), answer
+
+
+@pytest.mark.parametrize("dialect", ["boson-text", "mfp-1"])
+def test_dialects_with_few_ops_reach_nothing_without_the_right_to_it(
+    broker: Broker, dialect: str
+) -> None:
+    # Here refusals are not told one by one: what counts is what nobody gets.
+    with (
+        Client(broker) as alice,
+        Client(broker, dialect) as few,
+        Client(broker, dialect) as listener,
+    ):
+        alice.login("", secret_of("alice"))
+        assert alice.ask(Message(op=Op.SUBSCRIBE, address="#")).op == Op.OK
+        refused = broker.counters(secret_of("root")).get("refused.unauthorized", 0)
+        for client, role in ((few, "pub"), (listener, "sub")):
+            if dialect == "mfp-1":
+                name = f"few:{secret_of('few')}"
+                said = Parameters(connection=role)
+                client.send(Message(op=Op.HANDSHAKE, source=name, parameters=said))
+            else:
+                said = Parameters(token=secret_of("few"))
+                client.send(Message(op=Op.AUTH, parameters=said, correlation_id="1"))
+            assert client.receive().op != Op.ERROR
+        for filter in ("x", "#", "$events", "jobs"):
+            listener.send(Message(op=Op.SUBSCRIBE, address=filter))
+        for address in ("x", "jobs", "svc", "house/door", "mine2"):
+            few.send(Message(address=address, payload=b"forged"))
+        few.send(Message(address="mine", payload=b"mine"))
+        received = alice.receive()
+        assert (received.address, received.payload) == ("mine", b"mine")
+        alice.send(Message(address="x", payload=b"secret"), Message(address="jobs", payload=b"job"))
+        assert alice.receive().payload == b"secret"
+        now = broker.counters(secret_of("root"))["refused.unauthorized"]
+        assert now >= refused + 5
+        listener.socket.settimeout(1)
+        seen = b""
+        try:
+            while part := listener.socket.recv(4096):
+                seen += part
+        except TimeoutError:
+            pass
+        assert b"secret" not in seen
+        assert b"job" not in seen.replace(b"jobs", b"")
 
 
 NASTY = "a\r\n\r\nb;to=evil;x=1|m|\x00\x1b[2J\u2028\u202e %"

@@ -9,9 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.attacks.broker import MIB, Broker, Client, eventually, frames
-from wirelake.message import Message, Op, Parameters
+from tests.attacks.test_web import frame, websocket
+from wirelake.message import Flag, Message, Op, Parameters
 
 OUTBOX = 8 * MIB
 TOTAL = 256 * MIB
@@ -32,11 +34,33 @@ def fill(broker: Broker, attack: Attack) -> None:
         if attack is list_many_keys:
             for key in range(60):
                 client.ask(Message(op=Op.CREATE, address=f"keys/{key}", payload=b"x" * MIB))
+        if attack is ask_for_what_is_retained:
+            keep_messages(broker)
         if attack is pull_from_a_queue:
             for n in range(30 * TEN):
                 name = f"q/{n % TEN}"
                 client.ask(Message(op=Op.ENQUEUE, address=name, id=f"{n}", payload=b"x" * MIB))
     time.sleep(1)
+
+
+def keep_messages(broker: Broker) -> None:
+    """Have 60 retained messages of 1 MB."""
+    with Client(broker, "mqtt-5") as device:
+        headers = {"mqtt.clean": "1", "mqtt.keepalive": "0"}
+        device.send(Message(op=Op.HANDSHAKE, source="keeper", headers=headers))
+        device.receive()
+        for k in range(60):
+            kept = {"mqtt.qos": "1", "mqtt.retain": "1"}
+            device.send(
+                Message(
+                    address=f"r/{k}",
+                    payload=b"x" * 1_000_000,
+                    flags=Flag.ACK,
+                    ticket=1,
+                    headers=kept,
+                )
+            )
+            device.receive()
 
 
 def deaf(broker: Broker, stack: ExitStack) -> Client:
@@ -130,6 +154,85 @@ def listen_by_http(broker: Broker, stack: ExitStack, number: int) -> None:
     stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 200)
 
 
+def publish_to_a_device(broker: Broker, stack: ExitStack, number: int) -> None:
+    """300 MB with QoS 1 to a device that takes one message at a time, and acknowledges none."""
+    device = stack.enter_context(Client(broker, "mqtt-5", receive_buffer=4096))
+    said = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.receive_maximum": "1"}
+    device.send(Message(op=Op.HANDSHAKE, source=f"device-{number}", headers=said))
+    device.send(
+        Message(op=Op.SUBSCRIBE, address=f"d/{number}", ticket=1, headers={"mqtt.options": "1"})
+    )
+    eventually(lambda: is_there(broker, f"device-{number}"))
+    message = Message(address=f"d/{number}", payload=b"x" * 1_000_000, flags=Flag.ACK, id="1")
+    stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 300)
+
+
+def take_up_a_session(broker: Broker, stack: ExitStack, number: int) -> None:
+    """A session for which 150 MB wait, taken up again and again by a device that reads nothing."""
+    said = {"mqtt.keepalive": "0", "mqtt.session_expiry": "1000"}
+    opening = Message(op=Op.HANDSHAKE, source=f"away-{number}", headers=said)
+    with Client(broker, "mqtt-5") as device:
+        device.send(opening)
+        device.receive()
+        device.send(
+            Message(op=Op.SUBSCRIBE, address=f"s/{number}", ticket=1, headers={"mqtt.options": "1"})
+        )
+        device.receive()
+    with Client(broker) as sender:
+        for n in range(150):
+            message = Message(address=f"s/{number}", payload=b"x" * 1_000_000, flags=Flag.ACK)
+            assert sender.ask(replace(message, id=f"{n}")).op == Op.OK
+    broker.forget_peak()
+    for _ in range(3):
+        stack.enter_context(Client(broker, "mqtt-5", receive_buffer=4096)).send(opening)
+        time.sleep(1)
+
+
+def ask_for_what_is_retained(broker: Broker, stack: ExitStack, number: int) -> None:
+    """Thirty subscriptions to 60 MB of retained messages, with each quality of service."""
+    said = {"mqtt.clean": "1", "mqtt.keepalive": "0"}
+    for qos in range(3):
+        device = stack.enter_context(Client(broker, "mqtt-5", receive_buffer=4096))
+        device.send(Message(op=Op.HANDSHAKE, source=f"deaf-{number}-{qos}", headers=said))
+        options = {"mqtt.options": str(qos)} if qos else {}
+        device.send(
+            *(
+                Message(op=Op.SUBSCRIBE, address=filter, ticket=k + 1, headers=options)
+                for k, filter in enumerate(["r/#", "r/+", "#", "+/+"] * 3)
+            )
+        )
+    time.sleep(1)
+
+
+def publish_to_itself_as_a_device(broker: Broker, stack: ExitStack, number: int) -> None:
+    """300 MB of QoS 1 to itself, of which nothing is acknowledged."""
+    device = stack.enter_context(Client(broker, "mqtt-5", receive_buffer=4096))
+    said = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.receive_maximum": "1"}
+    device.send(Message(op=Op.HANDSHAKE, source=f"self-{number}", headers=said))
+    options = {"mqtt.options": "1"}
+    device.send(Message(op=Op.SUBSCRIBE, address=f"i/{number}", ticket=1, headers=options))
+    message = Message(
+        address=f"i/{number}",
+        payload=b"x" * 1_000_000,
+        flags=Flag.ACK,
+        ticket=5,
+        headers={"mqtt.qos": "1"},
+    )
+    device.flood(frames("mqtt-5", message), 300)
+
+
+def listen_by_websocket(broker: Broker, stack: ExitStack, number: int) -> None:
+    """200 MB to a subscriber behind a WebSocket that reads nothing."""
+    sock = stack.enter_context(websocket(broker, receive_buffer=4096))
+    wanted = Message(
+        op=Op.SUBSCRIBE, address=f"w/{number}", parameters=Parameters(client=f"web-{number}")
+    )
+    sock.sendall(frame(frames("kobold-3", wanted)))
+    eventually(lambda: is_there(broker, f"web-{number}"))
+    message = Message(address=f"w/{number}", payload=b"x" * 1_000_000)
+    stack.enter_context(Client(broker)).flood(frames("kobold-3", message), 200)
+
+
 def _numbered(message: Message, number: int) -> Message:
     return Message(
         op=message.op,
@@ -156,9 +259,21 @@ ATTACKS: list[Attack] = [
     watch_a_key,
     pull_from_a_queue,
     listen_by_http,
+    publish_to_a_device,
+    publish_to_itself_as_a_device,
+    take_up_a_session,
+    ask_for_what_is_retained,
+    listen_by_websocket,
 ]
 #: These fill the log as well, which has a budget of its own (`capture.backlog`).
-WRITING = (watch_a_key, listen_by_http)
+WRITING = (
+    watch_a_key,
+    listen_by_http,
+    publish_to_a_device,
+    publish_to_itself_as_a_device,
+    take_up_a_session,
+    listen_by_websocket,
+)
 
 
 @pytest.mark.slow

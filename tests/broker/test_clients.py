@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.broker.desk import Client, Desk, ops
 from wirelake.broker.clients import Clients
+from wirelake.broker.node import Node
 from wirelake.broker.rights import Rights
+from wirelake.journal.engine import Engine
 from wirelake.message import Message, Op, Parameters
 
 #: The dialects in which a client names itself and can have a token.
@@ -113,3 +117,48 @@ def test_only_so_many_ids_stay_reserved_for_one_token(desk: Desk) -> None:
         desk.client("kobold-3", f"dev-{number}", token="old").session.lost("gone")
     taken = [was_let_in(desk.client("kobold-3", f"dev-{n}", token="b")) for n in range(5)]
     assert taken == [True, True, False, False, False]
+
+
+def test_an_id_stays_its_tokens_when_the_broker_starts_again(tmp_path: Path) -> None:
+    # decision 99
+    bob, alice = Rights("bob"), Rights("alice")
+
+    def opened() -> Desk:
+        desk = Desk(Node(Engine.on_disk(tmp_path)))
+        desk.node.clients.rights_of_strangers = Rights("stranger")
+        desk.node.clients.rights_of_token = {"a": alice, "b": bob}.get
+        return desk
+
+    desk = opened()
+    desk.client("kobold-3", "dev-1", token="a")
+    left = desk.client("kobold-3", "dev-2", token="a")
+    left.session.lost("reset")
+    desk.node.engine.close()  # as after a kill: nobody said goodbye
+    desk = opened()
+    for name in ("dev-1", "dev-2"):
+        assert not was_let_in(desk.client("kobold-3", name, token="b"))
+        assert was_let_in(desk.client("kobold-3", name, token="a"))
+    desk.node.engine.close()
+    desk = opened()
+    desk.pass_time(desk.node.clients.reserve, step=60.0)
+    assert was_let_in(desk.client("kobold-3", "dev-1", token="b"))
+    desk.node.engine.close()
+    desk = opened()
+    assert not was_let_in(desk.client("kobold-3", "dev-1", token="a"))
+    desk.node.engine.close()
+
+
+def test_ids_that_nobody_comes_back_for_leave_the_journal() -> None:
+    desk = Desk()
+    alice = Rights("alice")
+    desk.node.clients.rights_of_strangers = Rights("stranger")
+    desk.node.clients.rights_of_token = {"a": alice}.get
+    desk.node.clients.max_reserved = 3
+    for k in range(20):
+        desk.client("kobold-3", f"dev-{k}", token="a").session.lost("reset")
+    kept = [entry.key for _, entry in desk.node.engine.entries()]
+    assert sorted(kept) == ["$reserved/dev-17", "$reserved/dev-18", "$reserved/dev-19"]
+    desk.pass_time(desk.node.clients.reserve, step=60.0)
+    desk.client("kobold-3", "last", token="a").session.lost("reset")
+    kept = [entry.key for _, entry in desk.node.engine.entries()]
+    assert kept == ["$reserved/last"]

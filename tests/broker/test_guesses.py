@@ -7,10 +7,12 @@ import itertools
 import pytest
 
 from tests.broker.desk import Client, Desk
-from wirelake.broker.guesses import FORGOTTEN, FREE, FREE_ADDRESS, LONGEST, MOST, QUIET, Guesses
+from wirelake.broker.guesses import QUIET, Guesses
 from wirelake.broker.rights import Rights, all_rights
+from wirelake.config import GuessSettings
 from wirelake.message import Message, Op, Parameters
 
+SET = GuessSettings()
 DIALECTS = ["kobold-1", "kobold-2", "kobold-3", "boson-binary", "boson-text"]
 
 
@@ -53,7 +55,7 @@ def test_a_connection_that_guesses_has_to_wait_longer_and_longer(desk: Desk, dia
     client = desk.client(dialect)
     for number in range(10):
         guess(client, f"wrong-{number}")
-    assert checked(desk) == FREE + 1
+    assert checked(desk) == SET.free + 1
     waits = []
     for number in range(4):
         before, begun = checked(desk), desk.now
@@ -65,7 +67,7 @@ def test_a_connection_that_guesses_has_to_wait_longer_and_longer(desk: Desk, dia
             guess(client, f"more-{number}")
         waits.append(desk.now - begun)
     assert all(later > 1.5 * earlier for earlier, later in itertools.pairwise(waits))
-    desk.now += LONGEST
+    desk.now += SET.longest_delay
     guess(client, "right")
     assert client.session.rights.name == "mine"
 
@@ -78,8 +80,8 @@ def test_a_connection_that_does_not_stop_guessing_is_closed(desk: Desk, dialect:
             break
         guess(client, f"wrong-{number}")
     assert not client.is_open
-    assert number <= MOST + 1
-    assert checked(desk) == FREE + 1
+    assert number <= SET.most + 1
+    assert checked(desk) == SET.free + 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -89,7 +91,7 @@ def test_others_of_the_same_machine_get_in_at_once_with_a_right_token(
     for host in ("127.0.0.1", "[::1]"):
         for _ in range(10):
             attacker = visitor(desk, dialect, host)
-            for number in range(FREE_ADDRESS):
+            for number in range(SET.free_per_peer):
                 guess(attacker, f"wrong-{number}")
         friend = visitor(desk, dialect, host)
         guess(friend, "right")
@@ -101,7 +103,7 @@ def test_another_machine_that_guesses_has_to_wait_however_often_it_connects(desk
     guess(friend, "right")
     for number in range(1000):
         guess(visitor(desk, "kobold-3", "192.0.2.1"), f"wrong-{number}")
-    assert checked(desk) == 1 + FREE_ADDRESS + 1
+    assert checked(desk) == 1 + SET.free_per_peer + 1
     # Who was let in before gets in again, and other machines are none the wiser.
     for host in ("192.0.2.1", "192.0.2.2", "[2001:db8::1]"):
         friend = visitor(desk, "kobold-3", host)
@@ -114,14 +116,14 @@ def test_guesses_are_told_to_operators_now_and_then(desk: Desk) -> None:
         desk.node.tick(desk.now)
         return [event for event in desk.node.vitals.events if event["event"] == "wrong_tokens"]
 
-    for _ in range(FREE_ADDRESS):
+    for _ in range(SET.free_per_peer):
         guess(visitor(desk, "kobold-3", "127.0.0.1"), "wrong")
     assert told() == []
     for _ in range(100):
         guess(visitor(desk, "kobold-3", "127.0.0.1"), "wrong")
     (event,) = told()
     assert event["who"] == "127.0.0.1"
-    assert str(FREE_ADDRESS + 1) in str(event["text"])
+    assert str(SET.free_per_peer + 1) in str(event["text"])
     desk.now += QUIET
     guess(visitor(desk, "kobold-3", "127.0.0.1"), "wrong")
     assert len(told()) == 2
@@ -130,15 +132,29 @@ def test_guesses_are_told_to_operators_now_and_then(desk: Desk) -> None:
 
 def test_wrong_tokens_are_forgotten_after_a_while() -> None:
     guesses = Guesses()
-    for _ in range(FREE_ADDRESS + 5):
+    for _ in range(SET.free_per_peer + 5):
         guesses.failed_at("192.0.2.1", 0.0)
     assert guesses.wait("192.0.2.1", "t", 0.0) > 0
-    assert guesses.failed_at("192.0.2.1", FORGOTTEN + 1) == 0.0
-    assert guesses.wait("192.0.2.1", "t", FORGOTTEN + 1) == 0.0
+    assert guesses.failed_at("192.0.2.1", SET.forget + 1) == 0.0
+    assert guesses.wait("192.0.2.1", "t", SET.forget + 1) == 0.0
 
 
 def test_no_wait_is_longer_than_the_longest() -> None:
     guesses = Guesses()
     for _ in range(10_000):
         delay = guesses.failed_at("192.0.2.1", 0.0)
-    assert delay == LONGEST
+    assert delay == SET.longest_delay
+
+
+def test_the_settings_say_how_much_is_free_and_how_long_a_wait_is(desk: Desk) -> None:
+    desk.node.clients.guesses.settings = GuessSettings(free=1, most=3, first_delay=5.0)
+    client = desk.client("kobold-3")
+    for number in range(4):
+        guess(client, f"wrong-{number}")
+    assert checked(desk) == 2
+    assert not client.is_open
+    guesses = Guesses(GuessSettings(free_per_peer=0, first_delay=7.0, remembered=2))
+    assert guesses.failed_at("192.0.2.1", 0.0) == 7.0
+    for number in range(5):
+        guesses.failed_at(f"192.0.2.{number + 2}", 0.0)
+    assert len(guesses._addresses) == 2

@@ -587,6 +587,86 @@ def test_quotas_hold_for_sessions_retained_messages_and_what_waits(desk: Desk) -
     assert [code for _, _, code in answers(sender.take())] == [b"", bytes([Reason.QUOTA])]
 
 
+def test_what_waits_for_a_session_has_a_limit_of_bytes(desk: Desk) -> None:
+    desk.node.quotas.change(session_bytes=10_000)
+    device = Device(desk, "mqtt-5", "dev", clean="", session_expiry="100")
+    device.join("a", 1)
+    device.session.lost("reset")
+    sender = Device(desk)
+    for _ in range(20):
+        sender.tell("a", b"x" * 1000, 1)
+    assert desk.node.vitals.counters["dropped.session_bytes"] == 11
+    device = Device(desk, "mqtt-5", "dev", clean="", session_expiry="100")
+    assert len(publishes(device.opening)) == 9
+    device.answer(Packet.PUBACK, *(m.ticket for m in device.opening if m.op == Op.PUBLISH))
+    sender.tell("a", b"there is room again", 1)
+    assert desk.node.vitals.counters["dropped.session_bytes"] == 11
+
+
+def test_wills_have_a_limit_of_bytes_in_all(desk: Desk) -> None:
+    desk.node.quotas.change(will_bytes=1024)
+
+    def connect(name: str) -> Client:
+        client = Client(desk, "mqtt-5")
+        headers = {"mqtt.clean": "1", "mqtt.keepalive": "0", "mqtt.will": "0"}
+        client.send(
+            Message(op=Op.HANDSHAKE, source=name, address="w", payload=b"x" * 900, headers=headers)
+        )
+        client.opening = client.take()
+        return client
+
+    first, second = connect("one"), connect("two")
+    assert first.opening[0].content_type == 0
+    assert second.opening[0].content_type == Reason.BUSY
+    assert "(quotas.will_bytes)" in second.opening[0].headers["mqtt.reason"]
+    first.session.lost("reset")
+    assert connect("two").opening[0].content_type == 0
+
+
+@both_versions
+def test_a_session_that_lasts_belongs_to_its_token_for_as_long(desk: Desk, dialect: str) -> None:
+    clients = desk.node.clients
+    alice, bob = (Rights(name, publish=("#",), subscribe=("#",)) for name in ("alice", "bob"))
+    clients.rights_of_strangers = Rights("stranger")
+    clients.rights_of_token = {"a": alice, "b": bob}.get
+    clients.all_rights = [clients.rights_of_strangers, alice, bob]
+
+    def connect(token: str, **said: str) -> Client:
+        client = Client(desk, dialect)
+        headers = {f"mqtt.{name}": text for name, text in {"keepalive": "0", **said}.items()}
+        parameters = Parameters(token=token)
+        client.send(
+            Message(
+                op=Op.HANDSHAKE,
+                source="dev",
+                headers={name: text for name, text in headers.items() if text},
+                parameters=parameters,
+            )
+        )
+        client.opening = client.take()
+        return client
+
+    first = connect("a", **LASTING[dialect])
+    first.send(Message(op=Op.SUBSCRIBE, address="x", ticket=1, headers={"mqtt.options": "1"}))
+    first.session.lost("reset")
+    sender = Client(desk, "kobold-3")
+    sender.open("sender", "", "b")
+    sender.send(Message(address="x", payload=b"for dev", flags=Flag.ACK))
+    desk.pass_time(clients.reserve + 1, step=60.0)
+    thief = connect("b", clean="1")
+    assert thief.opening[0].content_type != 0
+    other = Client(desk, "kobold-3")
+    other.open("dev", "", "b")
+    assert "error" in [one.op.label for one in other.opening]
+    again = connect("a", **LASTING[dialect])
+    assert publishes(again.opening + again.take()) == [("x", b"for dev", "1")]
+    # Nobody has that token any more: the id is free.
+    again.session.lost("reset")
+    clients.all_rights = [clients.rights_of_strangers, bob]
+    desk.pass_time(clients.reserve + 1, step=60.0)
+    assert connect("b", clean="1").opening[0].content_type == 0
+
+
 def test_a_publisher_cannot_have_more_of_qos_2_under_way_than_it_was_told(desk: Desk) -> None:
     sender = Device(desk)
     most = int(sender.opening[0].headers["mqtt.receive_maximum"])

@@ -90,7 +90,7 @@ async def fill(broker: Broker) -> None:
 async def test_rows_queues_and_keys_are_in_the_cluster_as_they_were(
     nats: Servers, prefix: str, tmp_path: Path
 ) -> None:
-    # decision 105
+    # decision 98
     data = tmp_path / "data"
     with Broker(data=data, capture=CaptureSettings(exclude=("private",))) as broker:
         await fill(broker)

@@ -82,7 +82,9 @@ class House:
         )
         self.server = Server.configured(self._settings, self.engine)
         self.listener = (await self.server.start())[0]
-        self.http = HttpServer(self.node, self._http, listeners=[self.listener])
+        self.http = HttpServer(
+            self.node, self._http, listeners=[self.listener], settings=self._settings
+        )
         try:
             self.url = await self.http.start()
         except BaseException:

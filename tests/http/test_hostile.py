@@ -17,9 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.http.house import House, arrow, rows
-from wirelake.config import LimitSettings
+from wirelake.config import LimitSettings, Settings, WebSettings
 from wirelake.errors import RefusedError
-from wirelake.http import exchange, server
 from wirelake.http.rows import CHUNK, read_rows
 from wirelake.journal.contract import Batch
 from wirelake.journal.engine import Engine
@@ -186,15 +185,16 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
         assert house.post("/v1/publish/a", b"x" * 1024).status == 202
 
 
-def test_bodies_of_all_requests_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BODIES", 3000)
-    with House(None, engine=Engine.in_memory()) as house:
+def test_bodies_of_all_requests_together_are_bounded() -> None:
+    web = WebSettings(bodies=3000)
+    with House(None, engine=Engine.in_memory(), web=web) as house:
         head = b"PUT /v1/store/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2500\r\n\r\n"
         with socket.create_connection(("127.0.0.1", house.port)) as sock:
             sock.sendall(head + b"x" * 2000)
             while (got := house.put("/v1/store/b", b"x" * 1500)).status == 201:
                 pass  # the other has not come yet
             assert (got.status, got.json["error"]) == (503, "busy")
+            assert "(web.bodies)" in got.json["text"]
             assert house.put("/v1/store/b", b"x" * 500).status < 300
         while (got := house.put("/v1/store/b", b"x" * 2900)).status == 503:
             pass  # the other has not gone yet
@@ -271,11 +271,8 @@ def test_a_token_that_is_none_opens_nothing(guarded: House, value: str) -> None:
     assert got.headers["www-authenticate"] == "Bearer"
 
 
-def test_a_client_that_stops_in_the_middle_is_let_go(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "REQUEST_TIMEOUT", 0.05)
-    monkeypatch.setattr(exchange, "PATIENCE", 0.05)
+def test_a_client_that_stops_in_the_middle_is_let_go(house: House) -> None:
+    house.http.configure(Settings(handshake_timeout=0.05))
     assert talk(house, b"") == b""
     assert talk(house, b"GET /healthz HTTP/1.1\r\nHost: loc") == b""
     with socket.create_connection(("127.0.0.1", house.port), timeout=60) as sock:
@@ -301,7 +298,7 @@ def test_a_client_that_goes_away_in_the_middle_publishes_nothing(house: House) -
 def test_a_client_that_does_not_read_is_cut_off(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "READ_TIMEOUT", 0.1)
+    house.http.configure(Settings(web=WebSettings(read_timeout=0.1)))
     for _ in range(20):
         house.post("/v1/publish", arrow(rows(*[("house/a", b"x" * 10_000)] * 200)))
     partition = next(

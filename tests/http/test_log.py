@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from tests.http.house import House, arrow, rows
 from wirelake import connect_sync
 from wirelake.address import matches
-from wirelake.config import CaptureSettings
+from wirelake.config import CaptureSettings, Settings, WebSettings
 from wirelake.errors import EngineError
-from wirelake.http import ledger, log
+from wirelake.http import log
 from wirelake.http.log import find_time, pattern
 from wirelake.journal.contract import PARTITIONS, Batch
 from wirelake.journal.engine import Engine
@@ -505,10 +505,8 @@ def test_a_query_tells_how_far_it_is_and_the_lag_is_shown(tmp_path: Path) -> Non
         assert house.get("/v1/progress").json["queries"] == []
 
 
-def test_the_query_that_was_silent_the_longest_goes(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ledger, "MAX_QUERIES", 2)
+def test_the_query_that_was_silent_the_longest_goes(house: House) -> None:
+    house.http.configure(Settings(web=WebSettings(queries=2)))
     for name in ("first", "second", "first", "third"):
         assert house.post(f"/v1/progress/{name}", b"{}").status == 200
     known = house.get("/v1/progress").json["queries"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.http.house import TOKENS, Answer, House
-from wirelake.config import Settings
+from wirelake.config import Settings, WebSettings
 
 
 def log_in(house: House, token: str) -> tuple[str, str]:
@@ -88,20 +88,24 @@ def test_a_login_ends_with_its_token_and_follows_its_rights(guarded: House) -> N
 
 def test_a_login_that_nobody_uses_ends(guarded: House) -> None:
     cookie, _ = log_in(guarded, "boss")
-    api = guarded.http._api
-    assert api is not None
-    api.console.logins._idle = -1.0
+    guarded.http.configure(Settings(web=WebSettings(login_idle=-1.0)))
     assert guarded.get("/v1/session", Cookie=cookie).status == 401
 
 
 def test_there_are_never_more_logins_than_may_be(guarded: House) -> None:
-    api = guarded.http._api
-    assert api is not None
-    api.console.logins._most = 3
+    guarded.http.configure(Settings(web=WebSettings(logins=3)))
     first, _ = log_in(guarded, "boss")
     latest = [log_in(guarded, "boss")[0] for _ in range(3)]
     assert guarded.get("/v1/session", Cookie=first).status == 401
     assert all(guarded.get("/v1/session", Cookie=one).status == 200 for one in latest)
+
+
+def test_one_token_cannot_log_the_others_out(guarded: House) -> None:
+    guarded.http.configure(Settings(web=WebSettings(logins=3)))
+    boss, _ = log_in(guarded, "boss")
+    mine = [log_in(guarded, "reader")[0] for _ in range(10)]
+    states = [guarded.get("/v1/session", Cookie=one).status for one in (boss, *mine[-3:])]
+    assert states == [200, 401, 200, 200]
 
 
 def test_without_tokens_nobody_needs_a_login(house: House) -> None:

@@ -5,7 +5,8 @@ stranger. The rules for client ids:
 
 1. An id that was claimed with a token belongs to its owner. Another connection of the same owner
    takes it over at once; nobody else can, even if the connection is silent.
-2. After a disconnect the id stays reserved for its owner for `reserve` seconds.
+2. After a disconnect, or a restart of the broker, the id stays reserved for its owner for `reserve`
+   seconds, and for as long as something is kept under it (an MQTT session).
 3. Where tokens are configured, a stranger cannot claim an id.
 4. Where none are, an id is free once its connection has been silent for `SILENCE` seconds.
 """
@@ -23,8 +24,11 @@ from wirelake.broker.guesses import Guesses
 from wirelake.broker.rights import Rights, all_rights
 from wirelake.broker.vitals import Vitals
 from wirelake.errors import RefusedError
+from wirelake.journal.engine import Engine, Entry
 from wirelake.message import Message
 
+#: The entry `$reserved/<id>` of the journal has the owner of an id that was claimed with a token.
+RESERVED = "$reserved/"
 #: Where no tokens are configured, an id is free once its connection was silent this long (seconds).
 SILENCE = 60.0
 #: How long an id stays reserved for its token after a disconnect (seconds), and how many do.
@@ -35,7 +39,8 @@ MAX_RESERVED = 10_000
 class Clients:
     """The rights that tokens give, the ids that connections have, and the reserved ones."""
 
-    def __init__(self, vitals: Vitals, capture: Capture) -> None:
+    def __init__(self, engine: Engine, vitals: Vitals, capture: Capture) -> None:
+        self._engine = engine
         self._vitals = vitals
         self._capture = capture
         self.rights_of_strangers = all_rights()
@@ -54,8 +59,12 @@ class Clients:
         #: Begins ids that the broker makes, so that no other node of a cluster makes the same.
         self.label = ""
         self._sessions: dict[str, list[Endpoint]] = {}
-        self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, until when
+        #: Each returns the owner of what it keeps under an id, "" for nobody.
+        self.keepers: list[Callable[[str], str]] = []
+        self._reserved: dict[str, tuple[str, float]] = {}  # ids: for whom, since when
         self._reserved_for: dict[str, OrderedDict[str, None]] = {}  # by owner
+        self._kept: dict[str, tuple[str, int]] = {}  # in the journal: the owner, the revision
+        self._load()
 
     def __contains__(self, client_id: str) -> bool:
         return client_id in self._sessions
@@ -110,6 +119,8 @@ class Clients:
         self._assign(session, client_id)
         session.has_claimed = True
         self._let_go(client_id)
+        if session.owner:
+            self._write(client_id, session.owner)
         self.on_named(session)
 
     def register(self, session: Endpoint, client_id: str, now: float, *, claimed: bool) -> None:
@@ -131,8 +142,9 @@ class Clients:
         if not any(matches(filter, client_id) for filter in rights.clients):
             text = f"this token may not claim the client id {client_id}: see its `clients`"
             raise RefusedError("unauthorized", text)
-        holder, until = self._reserved.get(client_id, ("", 0.0))
-        if holder != owner and now < until:
+        holder, since = self._reserved.get(client_id, (owner, 0.0))
+        is_reserved = holder != owner and now < since + self.reserve
+        if is_reserved or any(self._is_others(keeper(client_id), owner) for keeper in self.keepers):
             raise RefusedError("conflict", f"the client id {client_id} is reserved")
 
     def check_request(self, rights: Rights, client_id: str, now: float) -> None:
@@ -206,18 +218,47 @@ class Clients:
         session.client_id = client_id
         self._sessions.setdefault(client_id, []).append(session)
 
-    def _keep(self, client_id: str, owner: str, now: float) -> None:
-        if not self.reserve:
+    def _is_others(self, holder: str, owner: str) -> bool:
+        """Is this another owner, and is there still a token of that name?"""
+        return holder not in ("", owner) and any(one.name == holder for one in self.all_rights)
+
+    def _load(self) -> None:
+        """Reserve the ids that were claimed before the broker started."""
+        for _, entry in self._engine.entries():
+            if entry.key.startswith(RESERVED) and entry.value is not None:
+                client_id = entry.key.removeprefix(RESERVED)
+                owner = entry.value.decode(errors="replace")
+                self._kept[client_id] = owner, entry.revision
+                self._reserved[client_id] = owner, self._vitals.now
+                self._reserved_for.setdefault(owner, OrderedDict())[client_id] = None
+
+    def _write(self, client_id: str, owner: str) -> None:
+        """Note in the journal whose an id is; an empty owner: nobody's."""
+        known, revision = self._kept.get(client_id, ("", 0))
+        if known == owner or self._engine.is_shared or self._engine.trouble:
             return
-        self._reserved[client_id] = (owner, now + self.reserve)
+        if owner:
+            self._kept[client_id] = owner, revision + 1
+            entry = Entry(RESERVED + client_id, revision + 1, owner.encode())
+            self._engine.write_entry(entry)
+        else:
+            del self._kept[client_id]
+            self._engine.drop_entry(RESERVED + client_id)
+
+    def _keep(self, client_id: str, owner: str, now: float) -> None:
+        self._reserved[client_id] = (owner, now)
         theirs = self._reserved_for.setdefault(owner, OrderedDict())
         theirs[client_id] = None
         theirs.move_to_end(client_id)
-        while len(theirs) > self.max_reserved or self._is_over(next(iter(theirs)), now):
-            self._let_go(next(iter(theirs)))
+        while theirs and (
+            len(theirs) > self.max_reserved or self._is_over(next(iter(theirs)), now)
+        ):
+            oldest = next(iter(theirs))
+            self._let_go(oldest)
+            self._write(oldest, "")
 
     def _is_over(self, client_id: str, now: float) -> bool:
-        return self._reserved[client_id][1] <= now
+        return self._reserved[client_id][1] + self.reserve <= now
 
     def _let_go(self, client_id: str) -> None:
         owner, _ = self._reserved.pop(client_id, ("", 0.0))

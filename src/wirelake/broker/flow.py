@@ -130,7 +130,7 @@ class Flow:
             cause = None
         if cause is None and member.outgoing > self.limit:
             if member.outgoing > 2 * self.limit:
-                self._disconnect(member, member.outgoing)
+                self.disconnect(member, member.outgoing)
                 return
             backlog = self.hold_own(member, now)
             backlog.unwaited = True
@@ -174,7 +174,7 @@ class Flow:
             if member.outgoing <= self.limit // 2:
                 self.drained(member, now)
             elif not backlog.patient and self._is_too_slow(member, backlog, now):
-                self._disconnect(member, member.outgoing)
+                self.disconnect(member, member.outgoing)
         if not self._starved and not self.budget.is_exceeded:
             self._pressed = None
         elif self._pressed is None:
@@ -196,7 +196,7 @@ class Flow:
         most = self.patience
         return waited > most or (waited > most / 4 and max(stopped, default=0.0) > most)
 
-    def _disconnect(self, session: Endpoint, buffered: int, reason: str = "") -> None:
+    def disconnect(self, session: Endpoint, buffered: int, reason: str = "") -> None:
         """Disconnect a client that others have waited for too long."""
         session.lost("slow consumer")
         session.link.abort()
@@ -244,7 +244,7 @@ class Flow:
                 continue
             if (session := sessions.get(id(holder))) is not None:
                 reason = f"all outboxes may hold {self.budget.most} bytes together (flow.total)"
-                self._disconnect(session, holder.buffered, reason)
+                self.disconnect(session, holder.buffered, reason)
             else:
                 holder.abort()
 

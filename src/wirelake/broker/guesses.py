@@ -1,10 +1,11 @@
 """Wrong tokens: answers to a peer that sends too many are delayed, and operators get an event.
 
-A *connection* may give `FREE` wrong tokens. From then on its tokens are not looked at for a while,
-which doubles with every further wrong one, and after `MOST` attempts it is closed. A connection
-whose first token is right never notices any of this, whoever else shares its address.
+The numbers are those of `config.GuessSettings`. A *connection* may give `free` wrong tokens. From
+then on its tokens are not looked at for a while, which doubles with every further wrong one, and
+after `most` attempts it is closed. A connection whose first token is right never notices any of
+this, whoever else shares its address.
 
-An *address* that sends more than `FREE_ADDRESS` wrong tokens in ten minutes is an event.
+An *address* that sends more than `free_per_peer` wrong tokens within `forget` seconds is an event.
 If it is another machine's, its tokens are not looked at for a while either, but for those that were
 right there before. Addresses of this machine are never barred as a whole, since everybody behind a
 proxy, a tunnel or a container has the same one.
@@ -22,21 +23,11 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from wirelake.broker.endpoint import Endpoint
+from wirelake.config import GuessSettings
 from wirelake.errors import RefusedError
 
-#: Wrong tokens of one connection that cost nothing, and attempts after which it is closed.
-FREE = 3
-MOST = 20
-#: Wrong tokens of one address that cost nothing.
-FREE_ADDRESS = 20
-#: The first wait and the longest one (seconds).
-FIRST = 0.25
-LONGEST = 30.0
-#: How long wrong tokens count (seconds), and the shortest time between an address's events.
-FORGOTTEN = 600.0
+#: The shortest time between an address's events (seconds).
 QUIET = 60.0
-#: Addresses, and right tokens of addresses, that are remembered; the oldest go first.
-MOST_ADDRESSES = 10_000
 
 
 @dataclass(slots=True)
@@ -53,7 +44,8 @@ class _Trial:
 class Guesses:
     """Counts wrong tokens, of connections on the wire and of requests of HTTP."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: GuessSettings | None = None) -> None:
+        self.settings = settings or GuessSettings()
         self._lock = threading.Lock()
         self._connections: WeakKeyDictionary[Endpoint, _Trial] = WeakKeyDictionary()
         self._addresses: OrderedDict[str, _Trial] = OrderedDict()
@@ -72,16 +64,16 @@ class Guesses:
         if trial is None:
             trial = self._connections[session] = _Trial()
         trial.attempts += 1
-        if trial.attempts > MOST:
-            session.close("too many wrong tokens")
-        raise RefusedError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
+        if trial.attempts > self.settings.most:
+            session.close("too many wrong tokens (guesses.most)")
+        raise RefusedError("unauthorized", refusal(wait))
 
     def failed(self, session: Endpoint, now: float) -> None:
         """A connection has given a wrong token."""
         trial = self._connections.setdefault(session, _Trial())
         trial.wrong += 1
         trial.attempts += 1
-        trial.until = now + _delay(trial.wrong - FREE)
+        trial.until = now + self._delay(trial.wrong - self.settings.free)
         self.failed_at(_host(session), now)
 
     def succeeded(self, session: Endpoint, token: str) -> None:
@@ -101,20 +93,22 @@ class Guesses:
 
     def failed_at(self, address: str, now: float) -> float:
         """An address has given a wrong token; how many seconds the answer may well wait."""
+        settings = self.settings
         with self._lock:
             trial = self._addresses.get(address)
-            if trial is None or now - trial.last > FORGOTTEN:
+            if trial is None or now - trial.last > settings.forget:
                 trial = self._addresses[address] = _Trial()
             self._addresses.move_to_end(address)
-            while len(self._addresses) > MOST_ADDRESSES:
+            while len(self._addresses) > settings.remembered:
                 self._addresses.popitem(last=False)
             trial.wrong += 1
             trial.last = now
-            delay = _delay(trial.wrong - FREE_ADDRESS)
+            delay = self._delay(trial.wrong - settings.free_per_peer)
             trial.until = now + delay
-            if trial.wrong > FREE_ADDRESS and now - trial.told >= QUIET:
+            if trial.wrong > settings.free_per_peer and now - trial.told >= QUIET:
                 trial.told = now
-                self.events.append((address, f"{trial.wrong} wrong tokens within ten minutes"))
+                text = f"{trial.wrong} wrong tokens within {settings.forget:g} s"
+                self.events.append((address, text))
             return delay
 
     def succeeded_at(self, address: str, token: str) -> None:
@@ -122,13 +116,18 @@ class Guesses:
         with self._lock:
             self._right[_key(address, token)] = None
             self._right.move_to_end(_key(address, token))
-            while len(self._right) > MOST_ADDRESSES:
+            while len(self._right) > self.settings.remembered:
                 self._right.popitem(last=False)
 
+    def _delay(self, beyond: int) -> float:
+        """Return the delay after this many wrong tokens beyond the free ones (seconds)."""
+        first, longest = self.settings.first_delay, self.settings.longest_delay
+        return 0.0 if beyond <= 0 else min(longest, first * 2.0 ** min(beyond - 1, 30))
 
-def _delay(beyond: int) -> float:
-    """Return the delay after this many wrong tokens beyond the free ones (seconds)."""
-    return 0.0 if beyond <= 0 else min(LONGEST, FIRST * 2.0 ** min(beyond - 1, 30))
+
+def refusal(wait: float) -> str:
+    """Say that a token is not looked at for so many seconds."""
+    return f"after wrong tokens, try again in {wait:.1f} s (guesses.longest_delay)"
 
 
 def _key(address: str, token: str) -> tuple[str, bytes]:

@@ -59,6 +59,9 @@ class Memory(Kept, Protocol):
     def answer(self, question: bytes) -> bytes:
         """Answer what the memory of the same family on another node asks."""
 
+    def rights_changed(self, now: float) -> None:
+        """The rights of tokens have changed, also of those whose clients are not connected."""
+
 
 class Figure(NamedTuple):
     """A figure for operators that a part outside the broker adds; `total` ones only count up."""
@@ -203,7 +206,7 @@ class Node:
         self.wake_at: dict[Endpoint, float] = {}  # sessions that asked to be woken, and when
         self.flow = flow = Flow(vitals, self.sessions)
         self.capture = capture = Capture(engine, vitals)
-        self.clients = Clients(vitals, capture)
+        self.clients = Clients(engine, vitals, capture)
         self.topics = Topics(vitals, quotas, flow, capture)
         self.router = Router(engine, vitals, flow, capture, self.topics)
         self.queues = Queues(engine, vitals, quotas, capture, flow, self.topics)

@@ -32,7 +32,7 @@ class Peers:
         """
         if self.count >= self.most:
             return f"limits.connections ({self.most})", ""
-        name = self._name(host)
+        name = self.name(host)
         if name and self._strangers[name] >= self.per_peer:
             return f"limits.connections_per_peer ({self.per_peer} without a token from {name})", ""
         self.count += 1
@@ -47,14 +47,15 @@ class Peers:
             if not self._strangers[name]:
                 del self._strangers[name]
 
-    def _name(self, host: str) -> str:
+    def name(self, host: str) -> str:
+        """Return the name that connections from a host count under, "" if they do not."""
         try:
             address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
             return ""  # a socket of this machine
         if isinstance(address, ipaddress.IPv6Address):
             if address.ipv4_mapped is not None:
-                return self._name(str(address.ipv4_mapped))
+                return self.name(str(address.ipv4_mapped))
             if address.is_loopback:
                 return "" if self.exempts_loopback else host
             return str(ipaddress.ip_network((address, 64), strict=False))

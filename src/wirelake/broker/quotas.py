@@ -36,6 +36,10 @@ class Quotas:
     deleted_keys: int = 10_000
     sessions: int = 100_000
     session_messages: int = 100_000
+    session_bytes: int = 1 << 30
+    will_bytes: int = 256 << 20
+    unreleased: int = 1_000
+    aliases: int = 64
     retained: int = 1_000_000
     retained_bytes: int = 1 << 30
 
@@ -66,13 +70,13 @@ class Quotas:
                 "busy", f"the broker has {in_all} {name}, the most allowed (quotas.{kind})"
             )
 
-    def check_room(self, kind: str, used: int, more: int) -> None:
+    def check_room(self, kind: str, used: int, more: int, what: str = "the data store has") -> None:
         """Refuse what takes more bytes than are left."""
         most: int = getattr(self, kind)
         if used + more > most:
             raise RefusedError(
                 "busy",
-                f"the data store has {used} bytes of the {most} allowed (quotas.{kind}),"
+                f"{what} {used} bytes of the {most} allowed (quotas.{kind}),"
                 f" and {more} more do not fit",
             )
 

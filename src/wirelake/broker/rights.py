@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from wirelake.address import covers
 from wirelake.errors import RefusedError
 
+#: The kinds of rights that are filters; `config.TokenSettings` and `Rights` have a field for each.
+KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
+
 
 @dataclass(eq=False, slots=True)
 class Rights:

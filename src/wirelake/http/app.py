@@ -53,6 +53,7 @@ from wirelake.http.exchange import (
 from wirelake.http.gate import Gate
 from wirelake.http.keys import Keys
 from wirelake.http.ledger import PRODUCER, Ledger
+from wirelake.http.limits import HttpLimits, Memory
 from wirelake.http.log import Held, Selection, find_time, parse_time, parts, select, stream
 from wirelake.http.metrics import CONTENT_TYPE, as_text, snapshot
 from wirelake.http.openapi import description
@@ -71,8 +72,6 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 #: Threads that read the log and Arrow bodies; one of them waits for the disk now and then.
 THREADS = 4
-#: Event streams at a time.
-MOST_EVENTS = 256
 
 
 class Api:
@@ -84,8 +83,11 @@ class Api:
         ledger: Ledger,
         listeners: Sequence[Listener] = (),
         adopt: Adopt | None = None,
+        limits: HttpLimits | None = None,
     ) -> None:
         self._gate = gate
+        self.limits = limits or HttpLimits()
+        self.memory = Memory(self.limits)
         self._node: Node = gate.node
         self._ledger = ledger
         self.relay = Relay(gate)
@@ -93,11 +95,13 @@ class Api:
         self.keys = Keys(gate, self.relay)
         self.wire = Wire(gate, adopt)
         self._executor = ThreadPoolExecutor(THREADS, "wirelake-http")
-        self._held = Held()
+        self._held = Held(self.limits)
         self._publisher = Publisher(gate, ledger, self._executor, self.relay)
         self._events: set[Events] = set()
         about = _page("", _ABOUT)
-        self.console = Console(gate, ledger, self._executor, about, listeners, self.relay)
+        self.console = Console(
+            gate, ledger, self._executor, about, listeners, self.relay, self.limits
+        )
         self.cluster = ClusterEndpoints(gate)
 
     def stop_events(self) -> None:
@@ -206,8 +210,7 @@ class Api:
         rights = rights_of(request, self._node)
         for filter in filters:
             require(rights, "subscribe", filter)
-        if len(self._events) >= MOST_EVENTS:
-            raise RefusedError("busy", f"{MOST_EVENTS} event streams are open already")
+        self.limits.check("events", len(self._events))
         events = Events(self._gate, rights, filters, peer(request))
         await events.open()
         self._events.add(events)
@@ -437,9 +440,17 @@ def application(api: Api, *, local: bool, origins: Sequence[str] = ()) -> ASGIAp
     Pages of these `origins` may open WebSockets, beside our own.
     """
     wire = WebSocketRoute("/wire/{name}", api.wire.serve)
+    doorman = Middleware(
+        Doorman,
+        local=local,
+        logins=api.console.logins,
+        limits=api.limits,
+        memory=api.memory,
+        origins=origins,
+    )
     app = Starlette(
         routes=[*routes(api), wire],
-        middleware=[Middleware(Doorman, local=local, logins=api.console.logins, origins=origins)],
+        middleware=[doorman],
         exception_handlers={
             RefusedError: on_refused,
             EngineError: on_refused,

@@ -19,7 +19,7 @@ from wirelake import __version__
 from wirelake.address import check_address, check_filter, covers
 from wirelake.broker import inventory
 from wirelake.broker.node import Node
-from wirelake.broker.rights import Rights
+from wirelake.broker.rights import KINDS, Rights
 from wirelake.broker.trace import SECONDS, Trace
 from wirelake.config import Listener
 from wirelake.console import MISSING, is_fixed, load
@@ -43,7 +43,8 @@ from wirelake.http.figures import Figures
 from wirelake.http.gate import Gate
 from wirelake.http.inspection import MOST_BYTES, inspect, traced, translations
 from wirelake.http.ledger import Ledger
-from wirelake.http.live import MOST_FILTERS, MOST_LIVE, MOST_RATE, Live
+from wirelake.http.limits import HttpLimits
+from wirelake.http.live import MOST_FILTERS, MOST_RATE, Live
 from wirelake.http.log import Selection, parse_time, select
 from wirelake.http.logins import Logins, cookie_header
 from wirelake.http.publishing import Reader
@@ -78,7 +79,6 @@ MAX_LOGIN = 4096
 
 #: The parameters of a search in the log.
 _SEARCH = ("filter", "op", "dialect", "text", "id", "header", "time_from", "time_to")
-_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Console:
@@ -92,10 +92,12 @@ class Console:
         about: str,
         listeners: Sequence[Listener],
         relay: Relay,
+        limits: HttpLimits | None = None,
     ) -> None:
         self._relay = relay
         relay.answers |= {"rows": self._tell_rows, "histogram": self._tell_histogram}
         self._gate = gate
+        self._limits = limits or HttpLimits()
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
         self._files = load()
@@ -105,7 +107,7 @@ class Console:
         self._live: set[Live] = set()
         self._sql = Sql(executor)
         self._trace: Trace | None = None  # the latest, which may have ended
-        self.logins = Logins(gate.node)
+        self.logins = Logins(gate.node, self._limits)
 
     def stop_live(self) -> None:
         """End every stream."""
@@ -178,7 +180,7 @@ class Console:
             "admin": rights.admin,
             "open": rights.is_open,
             "stranger": rights.is_empty,
-            "rights": {kind: list(getattr(rights, kind)) for kind in _KINDS},
+            "rights": {kind: list(getattr(rights, kind)) for kind in KINDS},
             "csrf": csrf,
             "version": __version__,
             "dialects": list(DIALECTS),
@@ -223,8 +225,7 @@ class Console:
         for filter in watched:
             require(rights, "store", filter)
         rate = number(one(found, "rate", "200"), "rate", least=1, most=MOST_RATE)
-        if len(self._live) >= MOST_LIVE:
-            raise RefusedError("busy", f"{MOST_LIVE} pages are open already")
+        self._limits.check("pages", len(self._live))
         parts = {name: known[name] for name in wanted}
         live = Live(self._gate, rights, peer(request), parts, filters, watched, rate)
         await live.open()
@@ -282,7 +283,7 @@ class Console:
         return answer({"tokens": [self._rights(one) for one in shown]})
 
     def _rights(self, rights: Rights) -> dict[str, Any]:
-        kinds = {kind: list(getattr(rights, kind)) for kind in _KINDS}
+        kinds = {kind: list(getattr(rights, kind)) for kind in KINDS}
         name = "everybody" if rights.is_open else rights.name
         return {"name": name, "token": bool(rights.key), "admin": rights.admin, **kinds}
 
@@ -291,8 +292,8 @@ class Console:
         found = query(request, "token", "kind", "address")
         mine = rights_of(request, self._node)
         name, kind, address = (one(found, key) for key in ("token", "kind", "address"))
-        if kind not in (*_KINDS, "admin"):
-            raise RefusedError("bad_request", f"kind is one of {', '.join((*_KINDS, 'admin'))}")
+        if kind not in (*KINDS, "admin"):
+            raise RefusedError("bad_request", f"kind is one of {', '.join((*KINDS, 'admin'))}")
         if kind != "admin":
             check_filter(address)
         rights = mine

@@ -24,8 +24,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as ASGIMessage
 
 from wirelake.address import MAX_NUMBER, check_number
+from wirelake.broker.guesses import refusal
 from wirelake.broker.rights import Rights
 from wirelake.errors import EngineError, RefusedError
+from wirelake.http.limits import Delays, HttpLimits, Memory
 from wirelake.http.logins import LoginError, Logins, has_cookie
 from wirelake.journal.contract import Position
 from wirelake.message import Message
@@ -74,16 +76,6 @@ PROTECTION = (
     (b"cross-origin-opener-policy", b"same-origin"),
 )
 
-#: The timeout for more bytes of a body (seconds).
-PATIENCE = 30.0
-#: After that, the minimum average rate of a body (bytes a second).
-MIN_RATE = 1024
-#: The longest that the answer to a wrong token waits (seconds), and how many wait at a time.
-LONGEST_DELAY = 5.0
-MOST_DELAYS = 64
-#: Bytes of bodies that are held at a time: four of the largest.
-BODIES = 256 << 20
-
 #: What is listed at most: messages or keys, and bytes of them.
 MOST = 1000
 MOST_BYTES = 8 << 20
@@ -129,7 +121,7 @@ async def on_refused(request: Request, error: Exception) -> Response:
     """Return the response for a RefusedError or an EngineError."""
     match error:
         case TokenError():
-            await _delays.wait(error.delay)
+            await request.scope["delays"].wait(error.delay)
             return refused(error.code, error.text, 401)
         case LoginError():
             return refused(error.code, error.text, 401)
@@ -214,45 +206,6 @@ class Stream(StreamingResponse):
             await self._content.aclose()  # now, and not when somebody collects it
 
 
-class _Delays:
-    """Delayed answers to wrong tokens, limited in number: each holds a connection."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._waiting = 0
-
-    async def wait(self, seconds: float) -> None:
-        """Wait this many seconds, or only a moment if too many answers wait already."""
-        if self._waiting >= self._most:
-            return
-        self._waiting += 1
-        try:
-            await asyncio.sleep(min(seconds, LONGEST_DELAY))
-        finally:
-            self._waiting -= 1
-
-
-_delays = _Delays(MOST_DELAYS)
-
-
-class Memory:
-    """The bytes of bodies that are held at a time, of all requests together."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
-
-    def take(self, size: int) -> None:
-        """Hold this many more, or raise RefusedError."""
-        if self._held + size > self._most:
-            raise RefusedError("busy", "too much is being published by HTTP at the same time")
-        self._held += size
-
-    def give_back(self, size: int) -> None:
-        """Hold this many less."""
-        self._held -= size
-
-
 class Protection:
     """Adds the headers `PROTECTION` to every answer; those that an answer has already stay."""
 
@@ -281,20 +234,31 @@ class Doorman:
     """
 
     def __init__(
-        self, app: ASGIApp, *, local: bool, logins: Logins, origins: Sequence[str] = ()
+        self,
+        app: ASGIApp,
+        *,
+        local: bool,
+        logins: Logins,
+        limits: HttpLimits,
+        memory: Memory,
+        origins: Sequence[str] = (),
     ) -> None:
         self._app = app
         self._local = local
         self._origins = origins
-        self._logins = logins
-        self._memory = Memory(BODIES)
+        self._memory = memory
+        self._shared = {
+            "logins": logins,
+            "limits": limits,
+            "memory": memory,
+            "delays": Delays(limits),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] == "http":
             path = scope["raw_path"].decode("latin-1")
-            scope = {**scope, "path": path, "memory": self._memory, "held": [0]}
-            scope["logins"] = self._logins
+            scope = {**scope, **self._shared, "path": path, "held": [0]}
             headers = dict(scope["headers"])
             host = headers.get(b"host", b"").decode("latin-1")
             origin = headers.get(b"origin", b"").decode("latin-1")
@@ -375,7 +339,7 @@ def rights_of_token(request: Request, node: Node, given: str | None) -> Rights:
     address = request.client.host if request.client else ""
     now = time.monotonic()
     if wait := node.clients.guesses.wait(address, token, now):
-        raise TokenError("unauthorized", f"after wrong tokens, try again in {wait:.1f} s")
+        raise TokenError("unauthorized", refusal(wait))
     rights = None if given is None else node.clients.rights_of_token(token)
     if rights is None:
         error = TokenError("unauthorized", "the token is not known")
@@ -468,26 +432,27 @@ async def body(request: Request, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     stream = request.stream()
+    limits: HttpLimits = request.scope["limits"]
     loop = asyncio.get_running_loop()
     begun = loop.time()
     try:
         while True:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(limits.patience):
                 part = await anext(stream, None)
             if part is None:
                 return b"".join(parts)
             size += len(part)
             if size > most:
                 raise too_large
-            late = loop.time() - begun - PATIENCE
-            if late > 0 and size < MIN_RATE * late:
-                text = f"a body comes with at least {MIN_RATE} bytes a second"
+            if limits.is_late(size, loop.time() - begun):
+                text = f"a body has at least {limits.min_rate} bytes a second (limits.min_rate)"
                 raise RefusedError("timeout", text)
             request.scope["memory"].take(len(part))
             request.scope["held"][0] = size
             parts.append(part)
     except TimeoutError:
-        raise RefusedError("timeout", f"nothing of the body came for {PATIENCE:g} s") from None
+        text = f"nothing of the body came for {limits.patience:g} s (handshake_timeout)"
+        raise RefusedError("timeout", text) from None
 
 
 def as_json(message: Message, **more: object) -> dict[str, Any]:

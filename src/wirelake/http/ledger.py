@@ -17,15 +17,14 @@ import msgspec
 
 from wirelake.address import check_address
 from wirelake.errors import RefusedError
+from wirelake.http.limits import HttpLimits
 from wirelake.journal.engine import Engine, Entry
 
 PRODUCER = "$producer/"
 PROGRESS = "$progress/"
 
-#: Batches that are remembered of a producer, producers and queries; those silent the longest go.
+#: Batches that are remembered of a producer.
 MAX_BATCHES = 256
-MAX_PRODUCERS = 10_000
-MAX_QUERIES = 1_000
 
 
 class Producer(msgspec.Struct):
@@ -48,8 +47,9 @@ class Progress(msgspec.Struct):
 class Ledger:
     """The producers and the queries."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, limits: HttpLimits | None = None) -> None:
         self._engine = engine
+        self._limits = limits or HttpLimits()
         self._revisions: dict[str, int] = {}
         self.producers: dict[str, Producer] = {}
         self.queries: dict[str, Progress] = {}
@@ -92,15 +92,29 @@ class Ledger:
         return self.producers.get(name) or Producer()
 
     def begin(self, name: str, batch: str, ends: list[int]) -> None:
-        """A producer's batch is about to be published; `ends` are those of the log now."""
+        """A producer's batch is about to be published; `ends` are those of the log now.
+
+        Raises RefusedError (`busy`) where no more producers are remembered, and all belong to other
+        tokens: nobody makes the broker forget what others have sent.
+        """
+        if name not in self.producers:
+            self._make_room_for(name)
         known = self.producers.setdefault(name, Producer())
         known.begun = batch
         known.ends = ends
         self._keep_producer(name, known)
-        if len(self.producers) > MAX_PRODUCERS:
-            oldest = min(self.producers, key=lambda one: self.producers[one].time)
-            del self.producers[oldest]
-            self._write(PRODUCER + oldest, None)
+
+    def _make_room_for(self, name: str) -> None:
+        """Forget the idlest producer of the same token, where there are too many."""
+        if len(self.producers) < self._limits.web.producers:
+            return
+        owner = name.partition("/")[0] + "/"
+        mine = [one for one in self.producers if one.startswith(owner)]
+        if not mine:
+            self._limits.check("producers", len(self.producers))
+        oldest = min(mine, key=lambda one: self.producers[one].time)
+        del self.producers[oldest]
+        self._write(PRODUCER + oldest, None)
 
     def end(self, name: str, batch: str) -> None:
         """A producer's batch is published, and durable."""
@@ -135,11 +149,11 @@ class Ledger:
 
     def _make_room(self, owner: str) -> None:
         """Forget the query that was silent the longest, where there are too many: one's own."""
-        if len(self.queries) < MAX_QUERIES:
+        if len(self.queries) < self._limits.web.queries:
             return
         mine = [name for name, known in self.queries.items() if known.owner in ("", owner)]
         if not mine:
-            raise RefusedError("busy", f"the progress of {MAX_QUERIES} queries is kept already")
+            self._limits.check("queries", len(self.queries))
         self.forget(min(mine, key=lambda one: self.queries[one].time))
 
     def forget(self, query: str) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -23,10 +22,10 @@ import msgspec
 from wirelake.broker.local import FORM, LocalLink
 from wirelake.dialects.codec import scanner
 from wirelake.errors import ProtocolError, RefusedError
-from wirelake.http.exchange import as_json, require
+from wirelake.http.exchange import as_json
 from wirelake.http.gate import Gate
 from wirelake.http.payloads import shown as as_payload
-from wirelake.http.publishing import Note, Onlooker
+from wirelake.http.publishing import Note, Observation, Onlooker
 from wirelake.message import Op
 from wirelake.wire import FrameTable
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from wirelake.broker.node import Node
     from wirelake.broker.rights import Rights
 
-#: Streams at a time.
-MOST_LIVE = 128
 #: Bytes of a tail that may wait; what comes beyond them is not shown.
 ROOM = 1 << 20
 #: Messages a second that a tail shows at most, and filters that it has.
@@ -92,7 +89,7 @@ class _Tail(Onlooker):
         return chunks, skipped
 
 
-class Live:
+class Live(Observation[_Tail]):
     """One stream to one page."""
 
     def __init__(
@@ -105,58 +102,20 @@ class Live:
         watched: list[str],
         rate: int,
     ) -> None:
-        self._gate = gate
-        self._node = gate.node
-        self._rights = rights
+        instead = "the page Queues shows what is in it"
+        super().__init__(gate, rights, filters, peer, _Tail, instead)
         self._parts = parts
-        self._filters = filters
         self._watched = watched
         self._rate = rate
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._link = LocalLink(peer, self._wake)
-        self._session: _Tail | None = None
         self._table = FrameTable(1024)
         # Messages that may be shown now: a second's worth at most, so that bursts are shown whole.
         self._tokens = float(rate)
         self._taken = self._loop.time()
 
-    async def open(self) -> None:
-        """Subscribe, or be refused."""
-        await self._gate.ask(self._open)
-
-    def _open(self) -> None:
-        now = time.monotonic()
-        self._session = _Tail(self._node, self._link, self._rights, now)
-        try:
-            for filter in self._filters:
-                require(self._session.rights, "subscribe", filter)
-                if filter in self._node.queues:
-                    text = f"{filter} is a queue: the page Queues shows what is in it"
-                    raise RefusedError("conflict", text)
-                self._node.topics.subscribe(self._session, filter, now)
-            for filter in self._watched:
-                self._node.store.watch(self._session, filter, None)
-        except RefusedError:
-            self._session.lost("refused")
-            raise
-
-    def _wake(self) -> None:
-        """From the broker's thread: the session has ended."""
-        try:
-            self._loop.call_soon_threadsafe(self._changed.set)
-        except RuntimeError:
-            return  # HTTP has stopped
-
-    def end(self) -> None:
-        """End the stream."""
-        self._link.is_open = False
-        self._changed.set()
-
-    def close(self) -> None:
-        """The page is gone: let the broker know."""
-        if (session := self._session) is not None:
-            self._gate.tell(lambda: session.lost("closed by the page"))
+    def _subscribe(self, session: _Tail, now: float) -> None:
+        super()._subscribe(session, now)
+        for filter in self._watched:
+            self._node.store.watch(session, filter, None)
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The events, until either side ends it."""

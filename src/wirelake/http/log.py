@@ -33,6 +33,7 @@ import pyarrow.compute as pc
 from wirelake.address import check_filter, check_number, filter_expression
 from wirelake.broker.rights import Rights
 from wirelake.errors import EngineError, RefusedError
+from wirelake.http.limits import HttpLimits
 from wirelake.journal.arrow_stream import END, PREAMBLE, STORED, decode
 from wirelake.journal.contract import Batch, Position
 from wirelake.journal.engine import Engine
@@ -41,8 +42,6 @@ from wirelake.journal.engine import Engine
 #: small ones are put together, as that is a copy.
 PART = 1 << 20
 SMALL = 64 << 10
-#: Bytes that are held at a time for clients that have not read them, of all clients together.
-HELD = 64 << 20
 #: Send an empty batch after this long without a matching row, as a heartbeat (seconds).
 SILENCE = 5.0
 
@@ -301,19 +300,20 @@ def _written(table: pa.Table) -> memoryview:
 class Held:
     """The bytes of the log that are held for clients until they have read them.
 
-    Where those of all clients together are too many, nothing more is read from the log for anybody
-    until some have gone. Clients that read nothing are cut off after a while, so that time comes.
+    Where those of all clients together are too many (`web.log_reads`), nothing more is read from
+    the log for anybody until some have gone. Clients that read nothing are cut off after a while,
+    so that time comes.
     """
 
-    def __init__(self, most: int = HELD) -> None:
-        self._most = most
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
         self._size = 0
         self._gone = asyncio.Event()
 
     @property
     def has_room(self) -> bool:
         """May more be held?"""
-        return self._size < self._most
+        return self._size < self._limits.web.log_reads
 
     async def room(self) -> None:
         """Wait until more may be held."""

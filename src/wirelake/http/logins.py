@@ -8,7 +8,8 @@ The rules, all of them enforced here:
    login was given: a page of somebody else can send a cookie, but cannot read that word.
 4. A login of a token without `admin` only looks: whatever changes something is refused. (The token
    itself, in an Authorization header, may still do all that its rights allow.)
-5. A login ends after 12 hours without a request, and at most 1,000 exist: the idlest goes first.
+5. A login ends after `web.login_idle` seconds without a request. At most `web.logins` exist: the
+   idlest one of the token that has the most of them goes first, so nobody logs others out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
+from collections import Counter
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
@@ -27,11 +29,9 @@ if TYPE_CHECKING:
 
     from wirelake.broker.node import Node
     from wirelake.broker.rights import Rights
+    from wirelake.http.limits import HttpLimits
 
 CSRF = "wirelake-csrf"
-#: How long a login lives without a request (seconds), and how many there are at most.
-IDLE = 12 * 3600.0
-MOST = 1_000
 _SAFE = ("GET", "HEAD")
 
 
@@ -51,19 +51,25 @@ class Login:
 class Logins:
     """Everybody who is logged in."""
 
-    def __init__(self, node: Node, *, most: int = MOST, idle: float = IDLE) -> None:
+    def __init__(self, node: Node, limits: HttpLimits) -> None:
         self._node = node
-        self._most = most
-        self._idle = idle
+        self._limits = limits
         self._logins: dict[str, Login] = {}
 
     def open(self, rights: Rights, now: float) -> tuple[str, Login]:
         """A new login, and the value of its cookie."""
-        if len(self._logins) >= self._most:
-            del self._logins[min(self._logins, key=lambda one: self._logins[one].used)]
+        while len(self._logins) >= self._limits.web.logins:
+            del self._logins[self._superfluous()]
         cookie = secrets.token_urlsafe(32)
         self._logins[cookie] = login = Login(rights, secrets.token_urlsafe(16), now)
         return cookie, login
+
+    def _superfluous(self) -> str:
+        """The cookie of the login that goes first."""
+        counts = Counter(login.rights.name for login in self._logins.values())
+        (name, _), *_ = counts.most_common(1)
+        theirs = [one for one, login in self._logins.items() if login.rights.name == name]
+        return min(theirs, key=lambda one: self._logins[one].used)
 
     def of(self, request: Request) -> Login | None:
         """The login that a request belongs to, None without one; LoginError where it has ended.
@@ -74,7 +80,7 @@ class Logins:
         if not cookie or self._node.clients.rights_of_strangers.is_open:
             return None
         login, now = self._logins.get(cookie), time.monotonic()
-        if login is not None and now - login.used <= self._idle:
+        if login is not None and now - login.used <= self._limits.web.login_idle:
             current = self._node.clients.current_rights(login.rights)
             if current is not None and (current.key or current is login.rights):
                 login.rights = current  # another one where the tokens were configured anew

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from wirelake import __version__
+from wirelake.broker.rights import KINDS
 
 Json = dict[str, Any]
 
@@ -198,7 +199,6 @@ _QUERY_NAME = _in_path("query", {"type": "string", "minLength": 1, "maxLength": 
 _NODE = _in_path("node", {"type": "string", "minLength": 1, "maxLength": 64})
 _IF_MATCH = _in_header("If-Match", _TEXT, 'Only if the key has this revision: `"7"`; `*` is any.')
 _FILTERS = _list(_FILTER)
-_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 _RAW: Json = {"type": "string", "format": "binary"}
 
 _SEARCH = (
@@ -302,7 +302,7 @@ _PATHS: dict[str, Json] = {
             _in_query("token", _TEXT, "Its name: one's own."),
             _in_query(
                 "kind",
-                {"enum": [*_KINDS, "admin"]},
+                {"enum": [*KINDS, "admin"]},
                 "What it wants to do.",
                 required=True,
             ),

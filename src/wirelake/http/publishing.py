@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -360,18 +360,35 @@ class _Subscriber(Onlooker):
         return self._notes.popleft()
 
 
-class Events:
-    """What is published to some filters, as server-sent events; the broker sees a subscriber."""
+S = TypeVar("S", bound=Onlooker)
 
-    def __init__(self, gate: Gate, rights: Rights, filters: list[str], peer: str) -> None:
+
+class Observation(Generic[S]):
+    """A stream to a client of HTTP of what is published to some filters.
+
+    The broker sees a subscriber, which `make` makes on the broker's thread. `instead` says how the
+    messages of a queue can be seen: it is none of a stream's.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        rights: Rights,
+        filters: list[str],
+        peer: str,
+        make: Callable[[Node, LocalLink, Rights, float], S],
+        instead: str,
+    ) -> None:
         self._gate = gate
         self._node = gate.node
         self._rights = rights
         self._filters = filters
+        self._make = make
+        self._instead = instead
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._link = LocalLink(peer, self._wake)
-        self._session: _Subscriber | None = None
+        self._session: S | None = None
 
     async def open(self) -> None:
         """Subscribe, or be refused."""
@@ -379,22 +396,22 @@ class Events:
 
     def _open(self) -> None:
         now = time.monotonic()
-        self._session = _Subscriber(self._node, self._link, self._rights, now)
+        self._session = self._make(self._node, self._link, self._rights, now)
         try:
-            for filter in self._filters:
-                require(
-                    self._session.rights, "subscribe", filter
-                )  # before what it may conflict with
-                if filter in self._node.queues:
-                    text = f"{filter} is a queue: it is consumed on the wire, or peeked at here"
-                    raise RefusedError("conflict", text)
-                self._node.topics.subscribe(self._session, filter, now)
+            self._subscribe(self._session, now)
         except RefusedError:
             self._session.lost("refused")
             raise
 
+    def _subscribe(self, session: S, now: float) -> None:
+        for filter in self._filters:
+            require(session.rights, "subscribe", filter)  # before what it may conflict with
+            if filter in self._node.queues:
+                raise RefusedError("conflict", f"{filter} is a queue: {self._instead}")
+            self._node.topics.subscribe(session, filter, now)
+
     def _wake(self) -> None:
-        """From the broker's thread: there is something to do."""
+        """From the broker's thread: there is something to do, or the session has ended."""
         try:
             self._loop.call_soon_threadsafe(self._changed.set)
         except RuntimeError:
@@ -409,6 +426,14 @@ class Events:
         """The client is gone: let the broker know."""
         if (session := self._session) is not None:
             self._gate.tell(lambda: session.lost("closed by the client"))
+
+
+class Events(Observation[_Subscriber]):
+    """What is published to some filters, as server-sent events."""
+
+    def __init__(self, gate: Gate, rights: Rights, filters: list[str], peer: str) -> None:
+        instead = "it is consumed on the wire, or peeked at here"
+        super().__init__(gate, rights, filters, peer, _Subscriber, instead)
 
     async def stream(self) -> AsyncGenerator[bytes]:
         """The events, until either side ends it."""

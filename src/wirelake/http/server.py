@@ -1,8 +1,7 @@
 """The HTTP listener: uvicorn on an event loop and a thread of its own, beside the broker's.
 
 So nobody on the wire waits for a request, and what reads the log lets go of the interpreter while
-it does. Clients that stop in the middle of a request, or do not read what they asked for, are cut
-off.
+it does.
 """
 
 from __future__ import annotations
@@ -16,34 +15,24 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-import h11
 import uvicorn
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from wirelake.broker.node import Node
-from wirelake.config import Listener
+from wirelake.config import Listener, Settings
 from wirelake.errors import ConfigError
 from wirelake.http.app import Api, application
-from wirelake.http.exchange import PROTECTION
+from wirelake.http.connections import MAX_HEAD, Crowd, HttpConnection, WebSocketConnection
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
+from wirelake.http.limits import HttpLimits
 from wirelake.http.relay import Relay
 from wirelake.http.wire import Adopt
 
-#: How long a client may take to send the head of a request, and to read anything (seconds).
-REQUEST_TIMEOUT = 30.0
-READ_TIMEOUT = 60.0
 #: How long requests may take to end when the server stops (seconds).
 GRACE = 3
-MAX_HEAD = 128 << 10
-#: A message of a WebSocket has at most this many bytes; a frame of a dialect may span several.
-WEBSOCKET_MESSAGE = 1 << 20
-#: Connections at a time, and which part of them is kept for `/healthz` while all others are busy.
+#: Connections at a time.
 CONNECTIONS = 1024
-SPARE = 1 / 8
 
 log = logging.getLogger("wirelake.http")
 
@@ -62,9 +51,14 @@ class HttpServer:
         listeners: Sequence[Listener] = (),
         adopt: Adopt | None = None,
         origins: Sequence[str] = (),
+        settings: Settings | None = None,
     ) -> None:
-        """`adopt` takes up connections that come by WebSocket, from pages of `origins` too."""
+        """`adopt` takes up connections that come by WebSocket, from pages of `origins` too.
+
+        Of the settings, the limits are used: `web`, `guesses`, `limits`, `handshake_timeout`.
+        """
         self._node = node
+        self._limits = HttpLimits(settings)
         self._adopt = adopt
         self._origins = origins
         self._connections = connections
@@ -82,6 +76,10 @@ class HttpServer:
         self._api: Api | None = None
         self.url = ""
 
+    def configure(self, settings: Settings) -> None:
+        """Put the limits of these settings into force while HTTP runs."""
+        self._limits.configure(settings)
+
     async def start(self) -> str:
         """Listen; the URL where."""
         is_local = _is_local(self._host)
@@ -93,16 +91,22 @@ class HttpServer:
             )
         bound = self._bind()
         loop = asyncio.get_running_loop()
-        ledger = Ledger(self._node.engine)
+        ledger = Ledger(self._node.engine, self._limits)
         gate = Gate(self._node, loop)
-        self._api = Api(gate, ledger, self._listeners, self._adopt)
+        api = self._api = Api(gate, ledger, self._listeners, self._adopt, self._limits)
+        crowd = Crowd(self._connections, self._limits)
+        vitals = self._node.vitals
+        crowd.on_refused = lambda address, text: gate.tell(
+            lambda: vitals.event("connections_refused", f"{address} (HTTP)", text)
+        )
+        limits = (self._limits, api.memory)
         tls = self._tls
         config = uvicorn.Config(
-            application(self._api, local=is_local, origins=self._origins),
+            application(api, local=is_local, origins=self._origins),
             loop="uvloop",
-            http=partial(_Protocol, _Crowd(self._connections)),  # type: ignore[arg-type]  # it makes one
-            ws="websockets-sansio",
-            ws_max_size=WEBSOCKET_MESSAGE,
+            http=partial(HttpConnection, crowd, self._limits),  # type: ignore[arg-type]  # it makes one
+            ws=partial(WebSocketConnection, *limits),  # type: ignore[arg-type]  # likewise
+            ws_max_size=self._limits.web.websocket_message,
             ws_per_message_deflate=False,
             lifespan="off",
             log_config=None,
@@ -178,175 +182,6 @@ class _Server(uvicorn.Server):
         """Stop listening, and let requests end."""
         self.on_exit()
         await super().shutdown(sockets)
-
-
-class _Connection(h11.Connection):
-    """HTTP that hands bodies to the transport as they are: a copy of each would cost as much as all
-    else that is done to it."""
-
-    transport: asyncio.Transport
-
-    def send(self, event: Any) -> Any:
-        """The bytes of an event that are still to be written."""
-        pieces = self.send_with_data_passthrough(event)
-        if pieces is None:
-            return None
-        if type(event) is h11.Data:
-            self.transport.writelines(pieces)
-            return b""
-        return b"".join(pieces)
-
-
-class _Crowd:
-    """All connections: where there are too many, the one that was idle the longest goes.
-
-    A connection is busy from the head of a request to the end of its answer, and idle otherwise.
-    While nearly all are busy, every request but that for the health is refused.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._idle: dict[_Protocol, None] = {}  # the one that was idle the longest is first
-        self._busy: set[_Protocol] = set()
-
-    @property
-    def is_full(self) -> bool:
-        """Is there no room for one more request?"""
-        return len(self._busy) > self._most * (1 - SPARE)
-
-    def joined(self, connection: _Protocol) -> None:
-        """A client has connected."""
-        self._idle[connection] = None
-        if len(self._idle) + len(self._busy) > self._most:
-            oldest = next(iter(self._idle))
-            del self._idle[oldest]
-            oldest.transport.abort()
-
-    def changed(self, connection: _Protocol, *, busy: bool) -> None:
-        """A connection has become busy, or idle."""
-        if busy and connection in self._idle:
-            del self._idle[connection]
-            self._busy.add(connection)
-        elif not busy and connection in self._busy:
-            self._busy.discard(connection)
-            self._idle[connection] = None
-
-    def left(self, connection: _Protocol) -> None:
-        """A connection has ended."""
-        self._idle.pop(connection, None)
-        self._busy.discard(connection)
-
-
-class _Protocol(H11Protocol):
-    """A connection whose client may not keep us waiting for ever."""
-
-    _head: asyncio.TimerHandle | None = None
-    _stalled: asyncio.TimerHandle | None = None
-    _is_websocket = False
-
-    def __init__(self, crowd: _Crowd, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._crowd = crowd
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A client is there: the head of a request must follow."""
-        super().connection_made(transport)
-        self.conn = _Connection(h11.SERVER, MAX_HEAD)
-        self.conn.transport = transport
-        self._app, self.app = self.app, self._serve
-        self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
-        self._crowd.joined(self)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; the application has no part in it, so its headers come here."""
-        headers = [
-            (b"content-type", b"text/plain; charset=utf-8"),
-            (b"connection", b"close"),
-            *PROTECTION,
-        ]
-        for event in (
-            h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
-            h11.Data(data=msg.encode()),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event))
-        self.transport.close()
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, with a way to cut its answer off."""
-        self._crowd.changed(self, busy=True)
-        if self._crowd.is_full and scope["raw_path"] != b"/healthz":
-            await self._app({**scope, "is_full": True}, receive, send)
-            self.transport.close()
-            return
-        await self._app({**scope, "cut_off": self.transport.abort}, receive, send)
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Let a connection be a WebSocket from now on; it counts until it ends."""
-        if self._crowd.is_full:
-            self.send_400_response("too many requests are under way (http_connections)")
-            return
-        self._forget_head()
-        self._is_websocket = True
-        self._crowd.changed(self, busy=True)
-        super().handle_websocket_upgrade(event)
-        protocol: Any = self.transport.get_protocol()
-        lost = protocol.connection_lost
-
-        def left(exc: Exception | None) -> None:
-            self._crowd.left(self)
-            lost(exc)
-
-        protocol.connection_lost = left
-
-    def on_response_complete(self) -> None:
-        """An answer has been written; another request may follow."""
-        self._crowd.changed(self, busy=False)
-        super().on_response_complete()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes have come: a whole head, or a part of one."""
-        super().data_received(data)
-        if self._is_websocket:
-            return
-        if self._is_busy():
-            self._forget_head()
-        elif self._head is None:
-            self._head = self.loop.call_later(REQUEST_TIMEOUT, self._give_up)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has ended."""
-        self._crowd.left(self)
-        self._forget_head()
-        self.resume_writing()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """The client does not read as fast as we write."""
-        super().pause_writing()
-        if self._stalled is None:
-            self._stalled = self.loop.call_later(READ_TIMEOUT, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """It has read."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
-        super().resume_writing()
-
-    def _is_busy(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # none before the first request
-        return cycle is not None and not cycle.response_complete
-
-    def _give_up(self) -> None:
-        self._head = None
-        if not self._is_busy():
-            self.transport.close()
-
-    def _forget_head(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
 
 
 def _parse(listen: str) -> tuple[str, int]:

@@ -121,7 +121,9 @@ async def _serve(
                 listeners=listeners,
                 adopt=server.adopt,
                 origins=settings.http_origins,
+                settings=settings,
             )
+            loop.add_signal_handler(signal.SIGHUP, _read_again, server, read, http)
             http_url = await http.start()
             show(f"listening on {http_url}")
         if joined is not None:
@@ -160,12 +162,17 @@ def _collect_seldom() -> None:
     gc.set_threshold(YOUNG, 5, 1000)
 
 
-def _read_again(server: Server, read: Callable[[], Settings] | None) -> None:
+def _read_again(
+    server: Server, read: Callable[[], Settings] | None, http: HttpServer | None = None
+) -> None:
     if read is None:
         log.warning("there is no configuration file to read again")
         return
     try:
-        server.configure(read())
+        settings = read()
+        server.configure(settings)
+        if http is not None:
+            http.configure(settings)
     except WirelakeError as error:
         log.error("the old settings stay: %s", error)
     else:

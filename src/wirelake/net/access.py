@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from wirelake.address import check_filter
-from wirelake.broker.rights import Rights, all_rights
+from wirelake.broker.rights import KINDS, Rights, all_rights
 from wirelake.config import TlsSettings, TokenSettings, hash_token
 from wirelake.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from wirelake.broker.session import Session
-
-_KINDS = ("publish", "subscribe", "serve", "store", "declare", "clients")
 
 
 class Access:
@@ -62,9 +60,9 @@ class Access:
 
 
 def _rights(token: TokenSettings) -> Rights:
-    for kind in _KINDS:
+    for kind in KINDS:
         check_filters(f"tokens.{token.name}.{kind}", getattr(token, kind))
-    filters = {kind: getattr(token, kind) for kind in _KINDS}
+    filters = {kind: getattr(token, kind) for kind in KINDS}
     return Rights(token.name, **filters, admin=token.admin, key=token.hash)
 
 
@@ -80,7 +78,7 @@ def check_filters(setting: str, filters: Sequence[str]) -> None:
 def loses(old: Rights, new: Rights) -> bool:
     """Is there something that the old rights allow and the new ones may not?"""
     return (old.admin and not new.admin) or any(
-        not set(getattr(old, kind)) <= set(getattr(new, kind)) for kind in _KINDS
+        not set(getattr(old, kind)) <= set(getattr(new, kind)) for kind in KINDS
     )
 
 

@@ -140,6 +140,7 @@ class Server:
         node.flow.policies = dict(flow.policies)
         node.clients.reserve = settings.identity.reserve
         node.clients.max_reserved = settings.identity.max_reserved
+        node.clients.guesses.settings = settings.guesses
         # Two of the largest messages must fit, or nobody could ever be sent one.
         node.flow.budget.most = max(flow.total, 2 * limits.message)
         node.capture.exclude = settings.capture.exclude
@@ -193,6 +194,8 @@ class Server:
                     local.revoke()
                 else:
                     local.rights = rights
+        for memory in node.memories.values():
+            memory.rights_changed(node.vitals.now)
         node.topics.forget_all()
 
     async def start(self) -> list[Listener]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import pairwise
@@ -219,14 +219,15 @@ class Receiver(Endpoint):
             tuple(one.options for one in members if isinstance(one, Receiver))
         )
 
-    def write_retained(self, found: Iterable[Retained]) -> None:
-        """Send what is retained, with the mark that says so."""
+    def write_retained(self, found: Iterable[Retained]) -> Iterator[None]:
+        """Send what is retained, with the mark that says so; yields after each of them."""
         home = self.conversation.home
         variant = f"{self.options.qos}r"
         for one in found:
             frames = home.translated(one.packet, self.dialect, variant, since=one.since)
             if frames:
                 self.conversation.deliver(frames, self.options.subscription)
+            yield
 
     def send(
         self, message: Message, policy: Policy = "disconnect", sender: Endpoint | None = None
@@ -382,10 +383,13 @@ class Conversation:
         # Of a conversation that is not kept: frames, and since when they wait.
         self._waiting: deque[tuple[bytes | memoryview, float]] = deque()
         self.waiting_bytes = 0
+        self.moved = 0  # bytes of these that were sent
+        self._retained: deque[Iterator[None]] = deque()  # what is being sent
         self._sequence = 1  # of the queue: the next one that is given out, …
         self._following = 1  # … and the next one that is sent
         self._promised = 1  # the next one that nobody has promised to send
         self._untold = 1  # the next one that was not sent to any connection before this one
+        self._most_bytes = 1 << 62  # of the queue: it has no more than this many
         self._asked = False  # to go on when what was put is durable
 
     # Subscriptions
@@ -419,9 +423,29 @@ class Conversation:
         if known is None or known[0] != options or filter.startswith(SHARE):
             return
         if self.home.node.owners is None:
-            known[1].write_retained(self.home.retained.matching(filter))
+            self._retained.append(known[1].write_retained(self.home.retained.matching(filter)))
+            self.pump()
         else:
             self.home.search(self, filter, options)
+
+    def pump(self) -> None:
+        """Send what is retained and what waits in the queue, as far as the outbox has room."""
+        self.home.held.discard(self)
+        while self._retained and self.has_room():
+            if next(self._retained[0], self) is self:
+                self._retained.popleft()
+        if self.is_kept and self.has_room():
+            self._go_on()
+
+    def has_room(self) -> bool:
+        """Has the outbox room? If not, the clock goes on with what is to be sent."""
+        connection = self.connection
+        if connection is None or connection.closed:
+            return False
+        if connection.outgoing <= self.home.node.flow.limit:
+            return True
+        self.home.held.add(self)
+        return False
 
     def _receiver(self, options: Options) -> Receiver:
         receiver = self.receivers.get(options)
@@ -534,16 +558,22 @@ class Conversation:
             receiver.link = OFFLINE
             for name in list(receiver.consumes):
                 self.home.node.topics.unsubscribe(receiver, name, now)
-        self._waiting.clear()
-        self.waiting_bytes = 0
+        self._forget_waiting()
         self.ends = now + self.lasts if self.lasts != float("inf") else 0.0
         self.save()
+
+    def _forget_waiting(self) -> None:
+        self._waiting.clear()
+        self._hold(-self.waiting_bytes)
+        self._retained.clear()
+        self.home.held.discard(self)
 
     def end(self, now: float) -> None:
         """Forget everything."""
         if self.is_over:
             return
         self.is_over = True
+        self._forget_waiting()
         self._leave_all(now)
         self.home.forget(self)
 
@@ -574,6 +604,7 @@ class Conversation:
         """Let this conversation survive connections and the broker."""
         if not self.is_kept:
             self.is_kept = True
+            self.home.lasting.add(self)
             engine = self.home.node.engine
             engine.declare(QueueSettings(self.queue, dedup_window=0))
             self._sequence = self._following = self._promised = engine.next_sequence(self.queue)
@@ -588,6 +619,7 @@ class Conversation:
             ends = self.ends + self.home.node.vitals.epoch if self.ends else 0.0
             lasts = self.lasts if self.lasts != float("inf") else 0.0
             released = list(self.released)
+            self.home.node.vitals.work += len(filters) // 32
             kept = _Kept(self.owner, lasts, ends, filters, released=released)
             self.home.write(self.client_id, msgspec.json.encode(kept))
 
@@ -596,6 +628,7 @@ class Conversation:
         node = self.home.node
         now = node.vitals.now
         self.is_kept = True
+        self.home.lasting.add(self)
         self.lasts = kept.lasts
         self.released = dict.fromkeys(kept.released)
         if kept.lasts != float("inf"):
@@ -613,7 +646,7 @@ class Conversation:
 
     def leave_will(self, packet: bytes, rights: Rights) -> None:
         """Keep the will of the client that connects; four bytes in front of it are its delay."""
-        self.will = packet
+        self._change_will(packet)
         self.will_rights = rights
         engine, key = self.home.node.engine, WILL + self.client_id
         if engine.is_here(engine.home(key)):
@@ -622,7 +655,8 @@ class Conversation:
 
     def drop_will(self) -> bytes | None:
         """Forget the will, and return it."""
-        will, self.will, self.will_at = self.will, None, 0.0
+        will, self.will_at = self.will, 0.0
+        self._change_will(None)
         now = self.home.find(self.client_id)
         if will is not None and (now is None or now is self or now.will is None):
             self.home.node.engine.drop_entry(WILL + self.client_id)
@@ -630,8 +664,12 @@ class Conversation:
 
     def take_will(self, packet: bytes, now: float) -> None:
         """Take up a will that was kept; its delay begins now, unless the conversation is over."""
-        self.will = packet
+        self._change_will(packet)
         self.will_at = max(now + (delay_of(packet) if self.lasts else 0), 1e-9)  # 0: not at all
+
+    def _change_will(self, will: bytes | None) -> None:
+        self.home.will_bytes += len(will or b"") - len(self.will or b"")
+        self.will = will
 
     # What is received once
 
@@ -733,18 +771,59 @@ class Conversation:
         if self.connection is None:
             return
         if self._waiting:
-            self._wait(frames, subscription)
+            self._wait(frames, subscription, policy, sender)
             return
         used = self._send(frames, subscription, policy, sender)
         if used < len(frames):
-            self._wait(memoryview(frames)[used:], subscription)
+            self._wait(memoryview(frames)[used:], subscription, policy, sender)
 
-    def _wait(self, frames: bytes | memoryview, subscription: int) -> None:
-        """Keep publishes in memory until there is room; their senders wait for a full outbox."""
+    def _wait(
+        self,
+        frames: bytes | memoryview,
+        subscription: int,
+        policy: Policy,
+        sender: Endpoint | None,
+    ) -> None:
+        """Keep publishes in memory until there is room; their senders wait for a full outbox.
+
+        A client that fills it by what it publishes itself is disconnected: it goes on being read,
+        as it could acknowledge nothing otherwise.
+        """
+        connection, node = self.connection, self.home.node
+        assert connection is not None
         if subscription:
             frames = personal(frames, 0, len(frames), subscription=subscription)[0]
-        self._waiting.append((bytes(frames), self.home.node.vitals.now))
-        self.waiting_bytes += len(frames) + OVERHEAD
+        self._waiting.append((bytes(frames), node.vitals.now))
+        self._hold(len(frames) + OVERHEAD)
+        sender = sender or node.flow.reading
+        if sender is connection and self.waiting_bytes > 2 * node.flow.limit:
+            reason = "it acknowledges nothing of what it publishes to itself"
+            node.flow.disconnect(connection, self.waiting_bytes, reason)
+        elif connection.outgoing > node.flow.limit:
+            node.flow.overflowed(connection, sender, policy, node.vitals.now)
+
+    def _hold(self, size: int) -> None:
+        """Count bytes that wait for acknowledgements among those of all outboxes."""
+        budget = self.home.node.flow.budget
+        self.waiting_bytes += size
+        budget.add(size)
+        if self.waiting_bytes:
+            budget.holders[self] = None
+        else:
+            budget.holders.pop(self, None)
+
+    # As a holder of the budget of all outboxes
+
+    @property
+    def buffered(self) -> int:
+        """The bytes that wait for acknowledgements."""
+        return self.waiting_bytes
+
+    def abort(self) -> None:
+        """Disconnect the client, since all outboxes together hold too much."""
+        if (connection := self.connection) is not None:
+            reason = "all outboxes together hold too much (flow.total)"
+            self.home.node.flow.disconnect(connection, self.waiting_bytes, reason)
 
     def _send(
         self,
@@ -806,20 +885,32 @@ class Conversation:
         if waiting + count > most:
             node.vitals.count_dropped("session_messages", count)
             return
+        sizes = packets.sizes(OVERHEAD)
+        if not self._has_room(sum(sizes), node.quotas.session_bytes):
+            node.vitals.count_dropped("session_bytes", count)
+            return
         begin = self._sequence
         self._sequence += count
         table = FrameTable(count)
         packets.fill(table, self.queue.encode())
         timestamp = node.vitals.timestamp(node.vitals.now)
-        node.engine.put_rows(
-            self.queue, table, begin, timestamp, packets.sizes(OVERHEAD), captured=False
-        )
+        node.engine.put_rows(self.queue, table, begin, timestamp, sizes, captured=False)
         if self.connection is not None and self._promised == begin:
             # Sent when it is durable: else a broker that is killed could send it under another
             # identifier later, and QoS 2 would come twice.
             self._promised += count
             connection = self.connection
             node.engine.after(lambda: self._send_durable(packets, begin, connection))
+
+    def _has_room(self, size: int, most: int) -> bool:
+        """Do so many bytes more fit into the queue? They are added up only if they may not."""
+        self._most_bytes += size
+        if self._most_bytes > most:
+            self._most_bytes = self.home.node.engine.references(self.queue).bytes + size
+        if self._most_bytes > most:
+            self._most_bytes -= size
+            return False
+        return True
 
     def _send_durable(self, packets: Packets, begin: int, connection: MqttSession) -> None:
         """Send what was put into the queue, if the client is still there and all before it went."""
@@ -830,7 +921,7 @@ class Conversation:
             self._go_on()  # leaves out what is too large
             return
         count = min(packets.count, self.room)
-        if count:
+        if count and self.has_room():
             self._send_kept(packets.first(count), begin, count)
 
     def _pass_on(self, frames: bytes, policy: Policy, sender: Endpoint | None) -> None:
@@ -878,18 +969,19 @@ class Conversation:
         if not self.is_kept:
             while self._waiting and self.room:
                 frames, since = self._waiting.popleft()
-                self.waiting_bytes -= len(frames) + OVERHEAD
+                self._hold(-len(frames) - OVERHEAD)
                 frames, since = self._unexpired(frames, since)
                 used = self._send(frames)
+                self.moved += used
                 if used < len(frames):
                     rest = memoryview(frames)[used:]
                     self._waiting.appendleft((rest, since))
-                    self.waiting_bytes += len(rest) + OVERHEAD
+                    self._hold(len(rest) + OVERHEAD)
                     if used == 0:
                         return
             return
         engine = self.home.node.engine
-        while self.room and self._following < self._sequence:
+        while self.room and self._following < self._sequence and self.has_room():
             first = engine.references(self.queue).next_from(self._following)
             if first is None:
                 self._following = self._sequence
@@ -989,12 +1081,16 @@ class Conversations:
         self.shares: dict[str, Share] = {}
         self._talks: dict[str, Conversation] = {}
         self._revisions: dict[str, int] = {}
-        self._kept = 0
+        self.lasting: set[Conversation] = set()
+        self.will_bytes = 0
+        #: Conversations that have something to send as soon as their outboxes have room.
+        self.held: set[Conversation] = set()
         self._room = FrameTable(4096)
         self._encoders: dict[tuple[str, str], MqttEncoder] = {}
         self._ticked = 0.0
         #: Wills of clients whose conversation is over, and that are to be published now.
         self._left_wills: list[Conversation] = []
+        node.clients.keepers.append(self.owner_of)
         #: Of retained messages on other nodes, for a filter of a client.
         self._searches: dict[tuple[Conversation, str], _Search] = {}
         self._take_up(node.engine.entries())
@@ -1081,7 +1177,7 @@ class Conversations:
 
     def __len__(self) -> int:
         """The conversations that last."""
-        return sum(one.is_kept for one in self._talks.values())
+        return len(self.lasting)
 
     def find(self, client_id: str) -> Conversation | None:
         """Return the conversation with a client, None where there is none."""
@@ -1098,11 +1194,30 @@ class Conversations:
         if self.node.engine.trouble:
             raise self.node.capture.refusal()
 
+    def check_will(self, will: bytes) -> None:
+        """Raise RefusedError where there is no room for one more will."""
+        self.node.quotas.check_room("will_bytes", self.will_bytes, len(will), "wills have")
+
+    def owner_of(self, client_id: str) -> str:
+        """Return the owner of the conversation that lasts with a client, "" where there is none."""
+        talk = self._talks.get(client_id)
+        return talk.owner if talk is not None and talk.is_kept else ""
+
+    def rights_changed(self, now: float) -> None:
+        """Unsubscribe clients that are away from what their tokens may not read any more."""
+        for talk in [one for one in self.lasting if one.connection is None]:
+            rights = self._rights_of(talk.owner)
+            for filter in list(talk.filters):
+                _, wanted = parse_share(filter)
+                if rights is None or not rights.allows("subscribe", wanted):
+                    talk.unsubscribe(filter, now)
+
     def forget(self, talk: Conversation) -> None:
         """A conversation is over."""
         if self._talks.get(talk.client_id) is talk:
             del self._talks[talk.client_id]
         if talk.is_kept:
+            self.lasting.discard(talk)
             self._revisions.pop(talk.client_id, None)
             self.node.engine.drop_entry(SESSION + talk.client_id)
             talk.forget_received(list(talk.received))
@@ -1120,6 +1235,8 @@ class Conversations:
         self._ticked = now
         for one in list(self._searches.values()):
             self._go_on(one)
+        for talk in list(self.held):
+            talk.pump()
         left, self._left_wills = self._left_wills, []
         for talk in left:
             self.publish_will(talk, now)
@@ -1130,7 +1247,10 @@ class Conversations:
                 talk.end(now)
 
     def publish_will(self, talk: Conversation, now: float, session: Endpoint | None = None) -> None:
-        """Publish the will of a client that is gone, as soon as somebody owns its topic."""
+        """Publish the will of a client that is gone, if its token still may.
+
+        It waits until somebody owns its topic.
+        """
         if talk.will is not None and not self._can_reach(topic_of(talk.will)):
             left = talk
             if self.find(talk.client_id) is talk:  # which goes on without it, or ends
@@ -1142,11 +1262,12 @@ class Conversations:
         will = talk.drop_will()
         if will is None:
             return
-        if session is None:
-            rights = talk.will_rights or self._rights_of(talk.owner)
-            if rights is None:  # its token is gone
-                self.node.vitals.count_refused("unauthorized")
-                return
+        had = session.rights if session is not None else talk.will_rights
+        rights = self.node.clients.current_rights(had) if had else self._rights_of(talk.owner)
+        if rights is None:  # its token is gone
+            self.node.vitals.count_refused("unauthorized")
+            return
+        if session is None or session.rights is not rights:
             session = Receiver(talk, Options())
             session.rights = rights
         table = FrameTable(1)

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from wirelake.broker.node import Node
-from wirelake.errors import RefusedError
 from wirelake.journal.engine import Entry
 
 PREFIX = "$mqtt/retained/"
@@ -70,9 +69,7 @@ class RetainedMessages:
         if known is None:
             quotas.check_all("retained", len(self._messages))
         used = self._bytes - (len(known.packet) if known else 0)
-        if used + size > quotas.retained_bytes:
-            text = f"retained messages have {used} bytes, the most allowed (quotas.retained_bytes)"
-            raise RefusedError("busy", text)
+        quotas.check_room("retained_bytes", used, size, "retained messages have")
         if self._node.engine.trouble:
             raise self._node.capture.refusal()
 
@@ -107,9 +104,11 @@ class RetainedMessages:
 
     def matching(self, filter: str) -> Iterator[Retained]:
         """Yield what is retained for the topics that a filter matches."""
-        now = self._node.vitals.now + self._node.vitals.epoch
         for topic in list(self._topics(self._root, filter.split("/"), 0)):
-            found = self._messages[topic]
+            now = self._node.vitals.now + self._node.vitals.epoch
+            found = self._messages.get(topic)
+            if found is None:  # forgotten while the client read those before it
+                continue
             if found.expires and found.expires <= now:
                 self.forget(topic)
             else:

@@ -57,10 +57,6 @@ from wirelake.message import NO_PARAMETERS, Flag, Message, Op
 if TYPE_CHECKING:
     from wirelake.wire import FrameTable
 
-#: Topic aliases that a client may set.
-ALIASES = 64
-#: Messages of QoS 2 that a client of MQTT 5 may have sent and not released.
-RECEIVE_MAXIMUM = 1_000
 #: A session that lasts for ever.
 FOR_EVER = 0xFFFFFFFF
 #: A filter with this in front serves requests, and a reply is published to its number with this.
@@ -89,8 +85,9 @@ class MqttSession(Session):
         self._home: Conversations = memory
         self._is_five = dialect == "mqtt-5"
         self.form = f"{dialect}+0"  # of QoS 0 packets that may be passed on as they are
-        self.scanner.most_aliases = ALIASES
+        self.scanner.most_aliases = node.quotas.aliases
         self.scanner.hears_clients = True
+        self._unreleased = node.quotas.unreleased  # messages of QoS 2, as it is told
         self._talk: Conversation | None = None
         self._before: Conversation | None = None  # the one that a connection that ended had
         self._is_elsewhere = False  # another node hosts this client
@@ -112,6 +109,11 @@ class MqttSession(Session):
         """The bytes that wait for this client, also for room in its receive maximum."""
         waiting = self._talk.waiting_bytes if self._talk is not None else 0
         return super().outgoing + waiting + self._held_bytes
+
+    @property
+    def waits_for_itself(self) -> bool:  # type: ignore[override]  # it depends on what waits
+        """Only while its outbox is full of what it has to read: it may have to acknowledge more."""
+        return super().outgoing > self.node.flow.limit
 
     # Publishing
 
@@ -156,8 +158,9 @@ class MqttSession(Session):
 
     def _may_have(self, count: int) -> bool:
         """Return whether a client may have so many of QoS 2 under way; else end the connection."""
-        if self._is_five and count > RECEIVE_MAXIMUM:
-            self._end(Reason.TOO_MANY, f"more than {RECEIVE_MAXIMUM} messages of QoS 2 at once")
+        if self._is_five and count > self._unreleased:
+            text = f"more than {self._unreleased} messages of QoS 2 at once (quotas.unreleased)"
+            self._end(Reason.TOO_MANY, text)
         return not self.closed
 
     def _is_first(self, table: FrameTable, row: int) -> bool:
@@ -401,8 +404,8 @@ class MqttSession(Session):
         assert talk is not None
         headers: dict[str, str] = {}
         if self._is_five:
-            headers["mqtt.receive_maximum"] = str(RECEIVE_MAXIMUM)
-            headers["mqtt.alias_maximum"] = str(ALIASES)
+            headers["mqtt.receive_maximum"] = str(self._unreleased)
+            headers["mqtt.alias_maximum"] = str(self.scanner.most_aliases)
             headers["mqtt.maximum_packet"] = str(min(self.node.limits.message, 0xFFFFFFF))
             if not message.source or ASSIGNED in message.headers:
                 headers["mqtt.assigned_id"] = self.client_id
@@ -490,6 +493,7 @@ class MqttSession(Session):
         self._is_elsewhere, self.is_hosted = False, self.is_delegate
         if not message.source and not self._is_five and not is_clean:
             raise RefusedError("bad_client_id", "a session that lasts has a client id")
+        will = b""
         if message.address:
             try:
                 self.node.topics.check_publish(self, message.address)
@@ -497,6 +501,8 @@ class MqttSession(Session):
                 is_bad = error.code == "bad_request" or _is_bad_topic(message.address)
                 reason = Reason.BAD_TOPIC if is_bad else Reason.NOT_AUTHORIZED
                 raise _UnwelcomeError(error.code, f"the will: {error.text}", reason) from None
+            will = _will_of(message)
+            home.check_will(will)
         if ASSIGNED in said:
             clients.register(self, message.source, now, claimed=False)
         elif message.source:
@@ -526,8 +532,8 @@ class MqttSession(Session):
             talk.keep()
         self._keepalive = int(said["mqtt.keepalive"])
         self._tells_reasons = self._is_five and said.get("mqtt.problem_info") != "0"
-        if message.address:
-            talk.leave_will(_will_of(message), self.rights)
+        if will:
+            talk.leave_will(will, self.rights)
         return is_there
 
     def _reject(self, error: RefusedError) -> None:
