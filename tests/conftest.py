@@ -14,8 +14,8 @@ from hypothesis import settings
 
 from wirelake.config import TlsSettings
 
-# A run in the background ignores interrupts, and one under nohup hangups, and so would every program
-# that its tests start.
+# A run in the background ignores interrupts, and one under nohup hangups, and so would every
+# program that its tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
