@@ -255,7 +255,8 @@ def test_a_batch_that_was_cut_off_by_a_crash_is_completed(tmp_path: Path) -> Non
         publisher = house.http._api._publisher  # type: ignore[union-attr]  # to stop in the middle
 
         async def die_in_the_middle(whole: Rows) -> None:
-            publisher._ledger.begin("everyone/q", "2")
+            at = [one.next for one in house.engine.positions()]
+            publisher._ledger.begin("everyone/q", "2", at)
             await publisher._gate.durable(house.node.engine.failures)
             part = Rows(whole.batches[-1:], {"jobs": 100}, {"jobs": 500})
             jobs = part.batches[0].slice(part.batches[0].num_rows - 40)
