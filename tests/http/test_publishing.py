@@ -282,7 +282,7 @@ def test_ids_of_a_batch_keep_queues_from_taking_it_twice(tmp_path: Path) -> None
         whole = read_rows(body, Limits())
 
         async def die_in_the_middle() -> None:
-            publisher._ledger.begin("everyone/q", "1")
+            publisher._ledger.begin("everyone/q", "1", [0] * house.engine.partitions)
             first = Rows(whole.batches[:1], whole.counts, whole.sizes)
             rights = house.node.clients.rights_of_strangers
             await publisher._publish(rights, first, "crash", "$producer/everyone/q", "1-")
