@@ -78,9 +78,12 @@ def is_settled(nodes: Nodes) -> bool:
 
 
 def told(nodes: Nodes, k: int, path: str, token: str = "boss") -> Any:
-    """What a node tells, once it is not busy."""
-    ends = time.monotonic() + 30
-    while (got := at(nodes, k, "GET", path, token)).status == 503 and time.monotonic() < ends:
+    """What a node tells, once no node is busy or slow."""
+    ends = time.monotonic() + 120
+    while True:
+        got = at(nodes, k, "GET", path, token)
+        if got.status not in (503, 504) or time.monotonic() > ends:
+            break
         time.sleep(0.05)
     assert got.status == 200, got.body
     return got.json

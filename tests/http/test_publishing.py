@@ -255,8 +255,8 @@ def test_a_batch_that_was_cut_off_by_a_crash_is_completed(tmp_path: Path) -> Non
         publisher = house.http._api._publisher  # type: ignore[union-attr]  # to stop in the middle
 
         async def die_in_the_middle(whole: Rows) -> None:
-            ends = [one.next for one in house.node.engine.positions()]
-            publisher._ledger.begin("everyone/q", "2", ends)
+            at = [one.next for one in house.engine.positions()]
+            publisher._ledger.begin("everyone/q", "2", at)
             await publisher._gate.durable(house.node.engine.failures)
             part = Rows(whole.batches[-1:], {"jobs": 100}, {"jobs": 500})
             jobs = part.batches[0].slice(part.batches[0].num_rows - 40)
@@ -282,8 +282,7 @@ def test_ids_of_a_batch_keep_queues_from_taking_it_twice(tmp_path: Path) -> None
         whole = read_rows(body, Limits())
 
         async def die_in_the_middle() -> None:
-            ends = [one.next for one in house.node.engine.positions()]
-            publisher._ledger.begin("everyone/q", "1", ends)
+            publisher._ledger.begin("everyone/q", "1", [0] * house.engine.partitions)
             first = Rows(whole.batches[:1], whole.counts, whole.sizes)
             rights = house.node.clients.rights_of_strangers
             await publisher._publish(rights, first, "crash", "$producer/everyone/q", "1-")
