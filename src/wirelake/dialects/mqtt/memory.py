@@ -156,7 +156,7 @@ class Receiver(Endpoint):
     ) -> None:
         """Send publishes of this receiver's form."""
         talk = self.conversation
-        if self.options.no_local and sender is not None and sender is talk.connection:
+        if self.options.no_local and talk.is_own(sender):
             return
         connection = talk.connection
         is_plain = self.options.qos == 0 and not self.options.subscription and not talk.most_packet
@@ -233,7 +233,7 @@ class Union(Receiver):
     ) -> None:
         """Send publishes once, with the identifiers of all subscriptions."""
         talk = self.conversation
-        if sender is not None and sender is talk.connection:
+        if talk.is_own(sender):
             parts = tuple(one for one in self._parts if not one.no_local)
             if len(parts) < len(self._parts):
                 self._write_own(parts, data, policy, sender)
@@ -640,15 +640,18 @@ class Conversation:
             return
         if self.connection is None:
             return
-        if self._waiting:
-            self._wait(frames, subscription)
-            return
-        used = self._send(frames, subscription, policy, sender)
+        used = 0
+        if not self._waiting:
+            used = self._send(frames, subscription, policy, sender)
         if used < len(frames):
             self._wait(memoryview(frames)[used:], subscription)
+            flow = self.home.node.flow
+            if self.connection.outgoing > flow.limit:
+                now = self.home.node.vitals.now
+                flow.overflowed(self.connection, sender or flow.reading, policy, now)
 
     def _wait(self, frames: bytes | memoryview, subscription: int) -> None:
-        """Keep publishes in memory until there is room; their senders wait for a full outbox."""
+        """Keep publishes in memory until there is room."""
         if subscription:
             frames = personal(frames, 0, len(frames), subscription=subscription)[0]
         self._waiting.append((bytes(frames), self.home.node.vitals.now))
@@ -779,22 +782,20 @@ class Conversation:
             self.connection.write(made, policy, sender)
         self._following = begin
 
+    def is_own(self, sender: Endpoint | None) -> bool:
+        """Return whether this client published something itself, or left it as its will."""
+        return sender is not None and sender.client_id == self.client_id
+
     def _go_on(self) -> None:
         """Send what waits, as far as there is room."""
         if self.connection is None:
             return
         if not self.is_kept:
-            while self._waiting and self.room:
-                frames, since = self._waiting.popleft()
-                self.waiting_bytes -= len(frames) + OVERHEAD
-                frames, since = self._unexpired(frames, since)
-                used = self._send(frames)
-                if used < len(frames):
-                    rest = memoryview(frames)[used:]
-                    self._waiting.appendleft((rest, since))
-                    self.waiting_bytes += len(rest) + OVERHEAD
-                    if used == 0:
-                        return
+            before = self.waiting_bytes
+            self._send_waiting()
+            flow = self.home.node.flow
+            if self.waiting_bytes < before and self.connection.outgoing <= flow.limit // 2:
+                flow.drained(self.connection, self.home.node.vitals.now)
             return
         engine = self.home.node.engine
         while self.room and self._following < self._sequence:
@@ -810,6 +811,20 @@ class Conversation:
             self._following = first.sequence
             if not self._send_stored():
                 return
+
+    def _send_waiting(self) -> None:
+        """Send what waits in memory, as far as there is room."""
+        while self._waiting and self.room:
+            frames, since = self._waiting.popleft()
+            self.waiting_bytes -= len(frames) + OVERHEAD
+            frames, since = self._unexpired(frames, since)
+            used = self._send(frames)
+            if used < len(frames):
+                rest = memoryview(frames)[used:]
+                self._waiting.appendleft((rest, since))
+                self.waiting_bytes += len(rest) + OVERHEAD
+                if used == 0:
+                    return
 
     def _continue(self) -> None:
         self._asked = False
