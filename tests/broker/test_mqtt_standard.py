@@ -258,6 +258,73 @@ def test_messages_of_queues_keep_to_the_receive_maximum(desk: Desk) -> None:
     assert sorted(done) == [(queue, b"%d" % k) for queue in ("one", "two") for k in range(3)]
 
 
+def test_publishers_wait_for_a_client_that_does_not_acknowledge(desk: Desk) -> None:
+    desk.node.flow.outbox = 1000
+    device = Device(desk, receive_maximum="1")
+    device.join("a", 1)
+    sender = Device(desk)
+    sent = 0
+    while not sender.paused:
+        sender.tell("a", b"x" * 100, 1, ticket=sent + 1)
+        sent += 1
+        assert sent < 20  # what waits counts as an outbox does
+    came = [m for m in device.take() if m.op == Op.PUBLISH]
+    got = 0
+    while came:  # its acknowledgements are read although its outbox is full
+        got += len(came)
+        device.answer(Packet.PUBACK, *[m.ticket for m in came])
+        came = device.take()
+    assert got == sent
+    assert not sender.paused
+    for k in range(sent):
+        sender.tell("a", b"x" * 100, 1, ticket=k + 1)
+    desk.pass_time(5)
+    assert not device.is_open  # others have waited for too long
+    assert desk.node.vitals.counters["slow_consumers"] == 1
+
+
+def test_a_client_that_floods_itself_and_acknowledges_nothing_is_disconnected(desk: Desk) -> None:
+    desk.node.flow.outbox = 1000
+    device = Device(desk, receive_maximum="1")
+    device.join("a", 1)
+    for k in range(40):
+        if device.is_open:
+            device.tell("a", b"x" * 100, 1, ticket=k + 1)
+    assert reasons(device) == [Reason.QUOTA]
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_will_for_a_queue_that_its_client_consumes_waits_there(desk: Desk, lasting: bool) -> None:
+    desk.client("kobold-3").send(Message(op=Op.ENQUEUE, address="jobs", payload=b"job"))
+    expiry = b"\x05\x11\0\0\0\x3c" if lasting else b"\0"
+    device = Client(desk, "mqtt-5")
+    will = b"\0\0\x04jobs\0\x03bye"
+    device.say(packet(0x10, b"\0\x04MQTT\x05\x06\0\0" + expiry + b"\0\x01d" + will))
+    device.send(Message(op=Op.SUBSCRIBE, address="jobs", ticket=1, headers={"mqtt.options": "1"}))
+    assert device.payloads() == [b"job"]
+    device.session.lost("reset")
+    other = Device(desk)
+    assert sorted(payload for _, payload, _ in publishes(other.join("jobs", 1))) == [b"bye", b"job"]
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_no_local_holds_for_the_will_of_the_client(desk: Desk, delay: int) -> None:
+    device = Client(desk, "mqtt-5")
+    wait = b"\x05\x18" + delay.to_bytes(4, "big")
+    will = wait + b"\0\x01a\0\x03bye"
+    lasting = b"\x05\x11\0\0\0\x3c"
+    device.say(packet(0x10, b"\0\x04MQTT\x05\x0e\0\0" + lasting + b"\0\x01d" + will))
+    device.send(Message(op=Op.SUBSCRIBE, address="a", ticket=1, headers={"mqtt.options": "5"}))
+    other = Device(desk)
+    other.join("a", 1)
+    device.session.lost("reset")
+    desk.pass_time(4)
+    assert publishes(other.take()) == [("a", b"bye", "1")]
+    again = Device(desk, name="d", clean="", session_expiry="60")
+    assert again.was_known
+    assert publishes(again.opening) == []
+
+
 def test_what_waits_for_room_expires(desk: Desk) -> None:
     device = Device(desk, receive_maximum="1")
     device.join("a", 1)

@@ -201,7 +201,7 @@ class Receiver(Endpoint):
     ) -> None:
         """Send publishes of this receiver's form."""
         talk = self.conversation
-        if self.options.no_local and sender is not None and sender is talk.connection:
+        if self.options.no_local and talk.is_own(sender):
             return
         connection = talk.connection
         is_plain = self.options.qos == 0 and not self.options.subscription and not talk.most_packet
@@ -279,7 +279,7 @@ class Union(Receiver):
     ) -> None:
         """Send publishes once, with the identifiers of all subscriptions."""
         talk = self.conversation
-        if sender is not None and sender is talk.connection:
+        if talk.is_own(sender):
             parts = tuple(one for one in self._parts if not one.no_local)
             if len(parts) < len(self._parts):
                 self._write_own(parts, data, policy, sender)
@@ -770,37 +770,22 @@ class Conversation:
             return
         if self.connection is None:
             return
-        if self._waiting:
-            self._wait(frames, subscription, policy, sender)
-            return
-        used = self._send(frames, subscription, policy, sender)
+        used = 0
+        if not self._waiting:
+            used = self._send(frames, subscription, policy, sender)
         if used < len(frames):
-            self._wait(memoryview(frames)[used:], subscription, policy, sender)
+            self._wait(memoryview(frames)[used:], subscription)
+            flow = self.home.node.flow
+            if self.connection.outgoing > flow.limit:
+                now = self.home.node.vitals.now
+                flow.overflowed(self.connection, sender or flow.reading, policy, now)
 
-    def _wait(
-        self,
-        frames: bytes | memoryview,
-        subscription: int,
-        policy: Policy,
-        sender: Endpoint | None,
-    ) -> None:
-        """Keep publishes in memory until there is room; their senders wait for a full outbox.
-
-        A client that fills it by what it publishes itself is disconnected: it goes on being read,
-        as it could acknowledge nothing otherwise.
-        """
-        connection, node = self.connection, self.home.node
-        assert connection is not None
+    def _wait(self, frames: bytes | memoryview, subscription: int) -> None:
+        """Keep publishes in memory until there is room."""
         if subscription:
             frames = personal(frames, 0, len(frames), subscription=subscription)[0]
-        self._waiting.append((bytes(frames), node.vitals.now))
+        self._waiting.append((bytes(frames), self.home.node.vitals.now))
         self._hold(len(frames) + OVERHEAD)
-        sender = sender or node.flow.reading
-        if sender is connection and self.waiting_bytes > 2 * node.flow.limit:
-            reason = "it acknowledges nothing of what it publishes to itself"
-            node.flow.disconnect(connection, self.waiting_bytes, reason)
-        elif connection.outgoing > node.flow.limit:
-            node.flow.overflowed(connection, sender, policy, node.vitals.now)
 
     def _hold(self, size: int) -> None:
         """Count bytes that wait for acknowledgements among those of all outboxes."""
@@ -962,23 +947,20 @@ class Conversation:
             self.connection.write(made, policy, sender)
         self._following = begin
 
+    def is_own(self, sender: Endpoint | None) -> bool:
+        """Return whether this client published something itself, or left it as its will."""
+        return sender is not None and sender.client_id == self.client_id
+
     def _go_on(self) -> None:
         """Send what waits, as far as there is room."""
         if self.connection is None:
             return
         if not self.is_kept:
-            while self._waiting and self.room:
-                frames, since = self._waiting.popleft()
-                self._hold(-len(frames) - OVERHEAD)
-                frames, since = self._unexpired(frames, since)
-                used = self._send(frames)
-                self.moved += used
-                if used < len(frames):
-                    rest = memoryview(frames)[used:]
-                    self._waiting.appendleft((rest, since))
-                    self._hold(len(rest) + OVERHEAD)
-                    if used == 0:
-                        return
+            before = self.waiting_bytes
+            self._send_waiting()
+            flow = self.home.node.flow
+            if self.waiting_bytes < before and self.connection.outgoing <= flow.limit // 2:
+                flow.drained(self.connection, self.home.node.vitals.now)
             return
         engine = self.home.node.engine
         while self.room and self._following < self._sequence and self.has_room():
@@ -994,6 +976,21 @@ class Conversation:
             self._following = first.sequence
             if not self._send_stored():
                 return
+
+    def _send_waiting(self) -> None:
+        """Send what waits in memory, as far as there is room."""
+        while self._waiting and self.room:
+            frames, since = self._waiting.popleft()
+            self._hold(-len(frames) - OVERHEAD)
+            frames, since = self._unexpired(frames, since)
+            used = self._send(frames)
+            self.moved += used
+            if used < len(frames):
+                rest = memoryview(frames)[used:]
+                self._waiting.appendleft((rest, since))
+                self._hold(len(rest) + OVERHEAD)
+                if used == 0:
+                    return
 
     def _continue(self) -> None:
         self._asked = False

@@ -107,13 +107,29 @@ class MqttSession(Session):
     @property
     def outgoing(self) -> int:
         """The bytes that wait for this client, also for room in its receive maximum."""
-        waiting = self._talk.waiting_bytes if self._talk is not None else 0
-        return super().outgoing + waiting + self._held_bytes
+        return super().outgoing + self._unsent
 
     @property
-    def waits_for_itself(self) -> bool:  # type: ignore[override]  # it depends on what waits
-        """Only while its outbox is full of what it has to read: it may have to acknowledge more."""
-        return super().outgoing > self.node.flow.limit
+    def _unsent(self) -> int:
+        """The bytes that wait until the client acknowledges others."""
+        waiting = self._talk.waiting_bytes if self._talk is not None else 0
+        return waiting + self._held_bytes
+
+    @property
+    def waits_for_itself(self) -> bool:  # type: ignore[override]  # of others it is a constant
+        """Not where what waits for acknowledgements fills the outbox: they have to be read."""
+        return not self._unsent or self.outgoing - self._unsent > self.node.flow.limit
+
+    def receive(self, data: memoryview, now: float) -> int:
+        """Process bytes; a client that lets too much wait for its acknowledgements is ended."""
+        used = super().receive(data, now)
+        limit = self.node.flow.limit
+        if self._unsent > 2 * limit and not self.closed:
+            text = f"{self._unsent} bytes wait for acknowledgements of this client"
+            self.node.vitals.counters["slow_consumers"] += 1
+            self.node.vitals.event("slow_consumer", repr(self), text)
+            self._end(Reason.QUOTA, text)
+        return used
 
     # Publishing
 
@@ -685,7 +701,6 @@ class MqttSession(Session):
 
     def hand_out(self, message: Message, options: Options) -> bool:
         """Send a message of a queue to this client, now or when there is room for it."""
-        assert self._talk is not None
         if not options.qos:
             return self._hand(message, 0)
         if not self._fits(self._handed_over(message, 1)):
@@ -831,11 +846,12 @@ class MqttSession(Session):
         self._before = talk if talk.is_kept else None
         now = self.node.vitals.now
         delay = delay_of(talk.will) if talk.will else 0
-        if talk.will is not None and (not delay or not talk.lasts):
-            self._home.publish_will(talk, now, self)
-        elif talk.will is not None:
+        is_due = talk.will is not None and (not delay or not talk.lasts)
+        if talk.will is not None and not is_due:
             talk.will_at = now + delay
         talk.detach(now)
+        if is_due:
+            self._home.publish_will(talk, now, self)
 
 
 class _UnwelcomeError(RefusedError):
