@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import polars as pl
@@ -377,6 +378,18 @@ def test_a_compaction_that_cannot_be_written_changes_nothing_and_landing_goes_on
     assert offsets(Table(made.storage)) == list(range(40))
     made.append(write(made.storage, log_rows(10, 40)))
     assert offsets(made) == list(range(50))
+
+
+def test_a_table_that_cannot_be_opened_to_be_compacted_does_not_end_landing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = grown(tmp_path / "t", 1)
+    shutil.rmtree(tmp_path / "t")
+    compactor = compaction.Compactor(cast(SparkSession, None), few=1)  # it does not come to Spark
+    compactor.added([made], 1)
+    compactor.close()
+    assert "was not compacted" in caplog.text
+    assert "there is no table" in caplog.text
 
 
 def test_what_is_appended_while_files_are_merged_stays(spark: SparkSession, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from wirelake.errors import ConfigError, WirelakeError
 from wirelake.spark import direct
 from wirelake.spark.commits import Table
 from wirelake.spark.files import FILE_BYTES, TableWriter, Target, Written, complete
+from wirelake.spark.storage import Storage
 
 #: Files of one size class that become one.
 FEW = 16
@@ -218,9 +219,7 @@ class Compactor:
             return
         self._added = 0
         places = [table.storage for table in tables]
-        self._thread = threading.Thread(
-            target=self._run, args=([Table(place) for place in places],), name="compaction"
-        )
+        self._thread = threading.Thread(target=self._run, args=(places,), name="compaction")
         self._thread.start()
 
     def close(self) -> None:
@@ -228,16 +227,17 @@ class Compactor:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, tables: list[Table]) -> None:
+    def _run(self, places: list[Storage]) -> None:
         is_time = time.monotonic() - self._cleaned > CLEAN_EVERY
-        for table in tables:
+        for place in places:
             try:
+                table = Table(place)  # landing has its own, as it was when a batch was planned
                 groups = worth_merging(table.files(), self._few, self._most)
                 if groups:
                     compact(self._spark, table, groups, most=self._most)
                 if is_time:
                     table.clean()
             except WirelakeError as error:
-                log.warning("%s was not compacted: %s", table.storage.uri, error)
+                log.warning("%s was not compacted: %s", place.uri, error)
         if is_time:
             self._cleaned = time.monotonic()
