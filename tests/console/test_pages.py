@@ -14,8 +14,11 @@ from playwright.sync_api import Page, expect
 import wirelake
 from tests.console.visitor import Visitor
 from tests.http.house import House
+from wirelake.chat.past import Past
 from wirelake.chat.room import Kind, Note, clean
 from wirelake.dialects import DIALECTS
+from wirelake.http import console as endpoints
+from wirelake.http import search
 
 HOSTILE = (
     "<script>document.title='broken'</script>",
@@ -508,6 +511,23 @@ def test_chat_shows_history_members_and_takes_part(house: House, visitor: Visito
     assert said.startswith("chat/1 say lobby bob ")
     assert said.endswith(" hi there")
     visitor.see("hi there")
+
+
+def test_history_goes_on_where_a_search_took_too_long(
+    house: House, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [Note(Kind.SAY, "lobby", "anna", f"abc.{n}", f"number {n}.").body() for n in range(5)]
+    for body in said:
+        publish(house, ("lobby", body), ("other", b"x"))
+    monkeypatch.setattr(search, "WINDOW", 4)
+    monkeypatch.setattr(endpoints, "BUDGET", 0.0)
+    assert len(house.get("/v1/rows?filter=lobby").json["rows"]) < 5
+    visitor.open("chat")
+    for n in range(5):
+        visitor.see(f"number {n}.")
+    past = Past.find(house.url)
+    assert past is not None
+    assert [entry.text for entry in past.recent("lobby")] == [f"number {n}." for n in range(5)]
 
 
 def test_sql_is_run_in_the_page(house: House, visitor: Visitor) -> None:

@@ -18,6 +18,8 @@ from wirelake.errors import WirelakeError
 
 #: Seconds that the broker's HTTP may take to answer.
 TIMEOUT = 5.0
+#: A search of the log ends after two seconds; it is continued until it was asked this many times.
+TURNS = 4
 #: Messages of a room that are there on joining; those that a search looks at; those it shows.
 RECENT, LOOKED_AT, FOUND = 200, 1000, 20
 
@@ -40,11 +42,11 @@ class Past:
 
     def recent(self, room: str, most: int = RECENT) -> list[Entry]:
         """Return the latest talk of a room, the oldest first."""
-        return [entry for entry, _ in self._talk(room, limit=most)][::-1]
+        return [entry for entry, _ in self._talk(room, most)][::-1]
 
     def topic(self, room: str) -> Note | None:
         """Return the latest note that set the topic of a room."""
-        for _, note in self._notes(room + ASIDE, text=f" {Kind.TOPIC} ", limit=FOUND):
+        for _, note in self._notes(room + ASIDE, FOUND, text=f" {Kind.TOPIC} "):
             if note is not None and note.kind is Kind.TOPIC and note.room == room:
                 return note
         return None
@@ -56,8 +58,8 @@ class Past:
         """
         wanted = words.casefold()
         found: dict[str, Entry] = {}
-        for query in ({"limit": LOOKED_AT}, {"text": words, "limit": LOOKED_AT}):
-            for entry, _ in self._talk(room, **query):
+        for query in ({}, {"text": words}):
+            for entry, _ in self._talk(room, LOOKED_AT, **query):
                 if wanted in entry.text.casefold() or wanted == entry.name.casefold():
                     found.setdefault(entry.id or f"{entry.at} {entry.text}", entry)
         return sorted(found.values(), key=lambda one: one.at)[-FOUND:]
@@ -68,9 +70,9 @@ class Past:
         filters = [str(one.get("filter", "")) for one in topics]
         return sorted({one.removesuffix(ASIDE) for one in filters if one.endswith(ASIDE)})
 
-    def _talk(self, room: str, **query: object) -> Iterator[tuple[Entry, Note | None]]:
+    def _talk(self, room: str, limit: int, **query: object) -> Iterator[tuple[Entry, Note | None]]:
         """Talk of a room, the newest first."""
-        for row, note in self._notes(room, **query):
+        for row, note in self._notes(room, limit, **query):
             at = datetime.fromtimestamp(int(row.get("time", 0)) / 1e6).astimezone()
             if note is None:
                 text = plain_text(_payload(row))
@@ -79,10 +81,19 @@ class Past:
             elif note.kind in TALK:
                 yield Entry(at, note.kind, note.text, note.name, note.id, is_old=True), note
 
-    def _notes(self, address: str, **query: object) -> Iterator[tuple[dict[str, Any], Note | None]]:
+    def _notes(
+        self, address: str, limit: int, **query: object
+    ) -> Iterator[tuple[dict[str, Any], Note | None]]:
         """Rows of an address, the newest first, with what they say in the chat's format."""
-        for row in self._ask("/v1/rows", filter=address, op="publish", **query).get("rows", []):
-            yield row, read(_payload(row), address)
+        for _ in range(TURNS):
+            told = self._ask("/v1/rows", filter=address, op="publish", limit=limit, **query)
+            rows = told.get("rows", [])
+            for row in rows:
+                yield row, read(_payload(row), address)
+            limit -= len(rows)
+            if limit <= 0 or not told.get("more"):
+                return
+            query["before"] = ",".join(f"{one}:{offset}" for one, offset in told["before"].items())
 
     def _ask(self, path: str, **query: object) -> dict[str, Any]:
         try:

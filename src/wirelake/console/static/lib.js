@@ -322,6 +322,27 @@ export const arrows = (items, also) => (/** @type {KeyboardEvent} */ event) => {
   } else if (at >= 0) also?.(event, all[at]);
 };
 
+/** Where a search of the log goes on. @param {Record<string, number>} before */
+export const continued = (before) => Object.entries(before).map(([partition, offset]) => `${partition}:${offset}`).join();
+
+/**
+ * The newest rows that match. A search ends after two seconds, so it is continued, at most seven times.
+ * @param {URLSearchParams} query with a limit @returns {Promise<{rows: any[]}>}
+ */
+export async function findRows(query) {
+  const wanted = Number(query.get("limit"));
+  const asked = new URLSearchParams(query);
+  const rows = [];
+  for (let turn = 0; turn < 8 && rows.length < wanted; turn += 1) {
+    asked.set("limit", String(wanted - rows.length));
+    const told = await ask(`/v1/rows?${asked}`);
+    rows.push(...told.rows);
+    if (!told.more) break;
+    asked.set("before", continued(told.before));
+  }
+  return { rows };
+}
+
 /**
  * The row of the log that a page was asked for, by its offset or else by its time. A row that was
  * delivered this moment may not be durable yet, so it is looked for twice.

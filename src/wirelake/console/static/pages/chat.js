@@ -1,6 +1,6 @@
 // Chat: the rooms of `wirelake chat`, with what the log has of them and each member's dialect.
 
-import { ask, attempt, clock, html, inPath, to, useEffect, useLive, useRef, useState, visible } from "../lib.js";
+import { ask, attempt, clock, findRows, html, inPath, to, useEffect, useLive, useRef, useState, visible } from "../lib.js";
 import { Card, Dialect, Dot, T } from "../parts.js";
 
 const ASIDE = "/$chat";
@@ -46,7 +46,7 @@ export default function Chat({ session, query }) {
   useEffect(() => {
     setLines([]);
     setMembers({});
-    if (session.log) ask(`/v1/rows?${new URLSearchParams({ filter: room, op: "publish", limit: "200" })}`).then((told) => add(told.rows, true), () => {});
+    if (session.log) findRows(new URLSearchParams({ filter: room, op: "publish", limit: "200" })).then((told) => add(told.rows, true), () => {});
   }, [room]);
   const { figures, problem } = useLive(["addresses"], { filters: [room, room + ASIDE], onMessages: (told) => add(told.messages, false) });
   useEffect(() => box.current?.scrollTo(0, box.current.scrollHeight), [lines]);

@@ -1,6 +1,6 @@
 // Keys: the data store as a tree; a key with its revision, edited without overwriting others.
 
-import { Refused, arrows, ask, attempt, html, inPath, payloadBytes, tell, to, useAnswer, useEffect, useLive, useMemo, useRef, useState, visible, when } from "../lib.js";
+import { Refused, arrows, ask, attempt, findRows, html, inPath, payloadBytes, tell, to, useAnswer, useEffect, useLive, useMemo, useRef, useState, visible, when } from "../lib.js";
 import { Card, Confirm, Payload, T, Table } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
@@ -99,7 +99,7 @@ function Key({ name, session, change, onChange }) {
   const [conflict, setConflict] = useState(/** @type {any} */ (null));
   const [error, setError] = useState("");
   const [question, setQuestion] = useState(false);
-  const history = useAnswer(() => (session.log ? ask(`/v1/rows?${new URLSearchParams([["filter", name], ["op", "set"], ["op", "del"], ["limit", "50"]])}`) : Promise.resolve({ rows: [] })), [name, latest?.revision]);
+  const history = useAnswer(() => (session.log ? findRows(new URLSearchParams([["filter", name], ["op", "set"], ["op", "del"], ["limit", "50"]])) : Promise.resolve({ rows: [] })), [name, latest?.revision]);
   const load = async () => {
     try {
       const found = await read(name);

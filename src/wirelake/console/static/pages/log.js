@@ -1,6 +1,6 @@
 // Log: what has passed, by time; filtered by address, dialect, op, header or text; to be exported.
 
-import { Refused, ask, clock, count, html, save, tell, to, useAnswer, useEffect, useState, when } from "../lib.js";
+import { Refused, ask, clock, continued, count, html, save, tell, to, useAnswer, useEffect, useState, when } from "../lib.js";
 import { BY_DIALECT, Card, Chart, Choice, Message, T, Table } from "../parts.js";
 
 const OPS = ["publish", "enqueue", "deliver", "ack", "nack", "dead", "request", "reply", "error", "set", "del", "direct", "open", "close"];
@@ -37,7 +37,7 @@ export default function Log({ session, query }) {
   const load = async (/** @type {any} */ before) => {
     setBusy(true);
     try {
-      const place = before ? { before: Object.entries(before).map(([p, o]) => `${p}:${o}`).join() } : {};
+      const place = before ? { before: continued(before) } : {};
       const told = await ask(`/v1/rows?${parameters({ limit: PAGE, ...place })}`);
       setRows((/** @type {any[]} */ old) => (before ? [...old, ...told.rows] : told.rows));
       setCursor(told.more ? told.before : null);

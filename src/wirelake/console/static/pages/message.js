@@ -1,6 +1,6 @@
 // Message: the way of one message, from the log, from a trace, or as it would be now.
 
-import { ask, attempt, clock, findRow, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
+import { ask, attempt, clock, findRow, findRows, html, to, useAnswer, useEffect, useState, when } from "../lib.js";
 import { BY_DIALECT, Card, Message, Payload, T, Table, columns } from "../parts.js";
 
 /** @param {{session: import("../lib.js").Session, query: URLSearchParams}} props */
@@ -30,11 +30,11 @@ function Steps({ query, address, id, time, offset, session }) {
   const parameters = new URLSearchParams({ filter: address, limit: id ? "100" : "20", ...(id ? { id } : time ? { time_from: String(time), time_to: String(time + 1) } : {}) });
   const rows = useAnswer(async () => {
     if (!session.log) return { rows: [] };
-    if (!offset || id) return ask(`/v1/rows?${parameters}`);
+    if (!offset || id) return findRows(parameters);
     const row = await findRow(query);
     const known = row?.id || row?.correlation_id;
     if (!known) return { rows: row ? [row] : [] };
-    return ask(`/v1/rows?${new URLSearchParams({ filter: address, id: known, limit: "100" })}`);
+    return findRows(new URLSearchParams({ filter: address, id: known, limit: "100" }));
   }, [query.toString()]);
   const audience = useAnswer(() => (session.admin ? ask(`/v1/audience?${new URLSearchParams({ address })}`) : Promise.resolve(null)), [address]);
   const [message, setMessage] = useState(/** @type {any} */ (null));
