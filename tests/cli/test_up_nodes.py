@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,8 @@ def test_three_nodes_are_one_broker_and_all_end_in_order(up: Callable[..., Lines
     ):
         for k in range(16):
             put, get = a.queue(f"jobs/{k}").put, b.queue(f"jobs/{k}").get
-            insist(lambda put=put, k=k: put(b"%d" % k, id=f"job {k}"))
-            (delivery,) = insist(lambda get=get: get(wait=5.0))
+            insist(partial(put, b"%d" % k, id=f"job {k}"))
+            (delivery,) = insist(partial(get, wait=5.0))
             assert delivery.message.payload == b"%d" % k
     line = group.wait(lambda one: one.get("who") == "n2" and "serves" in one["text"])
     assert re.fullmatch(r"serves [0-9 ]+; follows \(lag\) [0-9 ()]+; links 2 of 2", line["text"])

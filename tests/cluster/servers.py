@@ -33,8 +33,10 @@ def free_ports(count: int) -> list[int]:
 class Servers:
     """Servers with JetStream, which are stopped when the block ends."""
 
-    def __init__(self, folder: Path, count: int = 1) -> None:
+    def __init__(self, folder: Path, count: int = 1, *, jetstream: str = "") -> None:
         self.folder = folder
+        #: Further settings of JetStream.
+        self.jetstream = jetstream
         self.count = count
         ports = free_ports(3 * count)
         self.ports, self._routes, self._monitors = (
@@ -60,7 +62,7 @@ class Servers:
             server_name: s{number}
             listen: 127.0.0.1:{self.ports[number]}
             http: 127.0.0.1:{self._monitors[number]}
-            jetstream {{ store_dir: "{self.folder / str(number)}" }}
+            jetstream {{ store_dir: "{self.folder / str(number)}" {self.jetstream} }}
             {cluster if self.count > 1 else ""}
             """
         )
@@ -76,8 +78,26 @@ class Servers:
 
     def __enter__(self) -> Servers:
         self.processes = [self.launch(number) for number in range(self.count)]
+        self.wait()
+        return self
+
+    def restart(self, number: int) -> None:
+        """Start a server again that has ended, and wait until it is well."""
+        self.processes[number] = self.launch(number)
+        self.wait(number)
+
+    def freeze(self, number: int) -> None:
+        """Stop a server, whose connections stay."""
+        self.processes[number].send_signal(signal.SIGSTOP)
+
+    def thaw(self, number: int) -> None:
+        """Let a stopped server go on."""
+        self.processes[number].send_signal(signal.SIGCONT)
+
+    def wait(self, *numbers: int) -> None:
+        """Wait until these servers are well, or all."""
         deadline = time.monotonic() + PATIENCE
-        for port in self._monitors:
+        for port in [self._monitors[k] for k in numbers or range(self.count)]:
             while True:
                 try:
                     with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz") as answer:
@@ -88,7 +108,6 @@ class Servers:
                         self.__exit__()
                         raise
                 time.sleep(0.05)
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:

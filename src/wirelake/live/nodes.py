@@ -89,7 +89,8 @@ class NodesBoard(Board):
     def _more(self, room: int) -> list[Text]:
         lines = []
         for child, (name, text) in zip(self.nodes, self.lines(), strict=True):
-            again = f" ({child.restarts} restarts)" if child.restarts else ""
+            times = "1 restart" if child.restarts == 1 else f"{child.restarts} restarts"
+            again = f" ({times})" if child.restarts else ""
             light = (" ● ", LIGHTS[child.state])
             lines.append(Text.assemble(light, f"{name:<6} {printable(text)}", (again, "yellow")))
         return lines[:room]
