@@ -105,6 +105,9 @@ class MqttSession(Session):
         waiting = self._talk.waiting_bytes if self._talk is not None else 0
         return super().outgoing + waiting
 
+    def use_variant(self, variant: str) -> None:
+        """Change nothing: the variant is that of publishes that are passed on as they came."""
+
     # Publishing
 
     def accepts_publishes(self) -> bool:
