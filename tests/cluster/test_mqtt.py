@@ -176,7 +176,7 @@ async def test_a_search_goes_on_with_the_next_owner(nats: Servers, prefix: str) 
         await until(lambda: len(memory(two.b).retained) == 1)
         two.owners[partition] = ""
         bob = two.a.client("mqtt-5")
-        subscribe(bob, topic)
+        subscribe(bob, "town/+")
         await settled(two.a, two.b)
         two.a.pass_time(0.25)
         assert not [one for one in bob.take() if one.op == Op.PUBLISH]
@@ -439,3 +439,115 @@ async def test_a_client_without_an_id_gets_one_and_a_session_that_lasts(
 def subscribed(filter: str, qos: int) -> Message:
     headers = {"mqtt.options": str(qos)}
     return Message(op=Op.SUBSCRIBE, address=filter, ticket=1, headers=headers)
+
+
+def put(queue: str, payload: bytes) -> Message:
+    return Message(op=Op.ENQUEUE, address=queue, payload=payload, correlation_id="p")
+
+
+@pytest.mark.parametrize("share", ["", "$share/workers/"])
+@pytest.mark.parametrize("owner", ["a", "b"])
+async def test_a_queue_of_any_node_is_consumed_and_acknowledged(
+    nats: Servers, prefix: str, owner: str, share: str
+) -> None:
+    async with two_nodes(nats, prefix) as two:
+        queue = two.address(owner)
+        node = getattr(two, owner).node
+        producer = two.b.client("kobold-3")
+        producer.send(put(queue, b"1"))
+        await until(lambda: queue in node.queues)
+        for name in (owned_id(two, "a"), owned_id(two, "b")):  # here, and hosted by the other one
+            ann, _ = await connect(two.a, name, clean=True, expiry=60)
+            ann.send(subscribed(share + queue, 1))
+            got = [one for one in await arrived(ann, 2) if one.op == Op.PUBLISH]
+            assert (got[0].payload, got[0].headers["mqtt.qos"]) == (b"1", "1")
+            refused = Message(
+                op=Op.ACK, content_type=Packet.PUBACK, ticket=got[0].ticket, payload=b"\x80"
+            )
+            ann.send(refused)  # and it comes again
+            (again,) = await collect(ann, 1)
+            ann.send(ack(again))
+            await until(lambda: len(node.queues.get(queue)) == 0)
+            leaving = Message(op=Op.UNSUBSCRIBE, address=share + queue, ticket=2)
+            ann.send(leaving)
+            assert (await come(ann, Op.OK)).payload == b"\0"
+            await until(lambda: not node.queues.get(queue).state(0.0)["consumers"])
+            producer.send(put(queue, b"1"))
+            await until(lambda: len(node.queues.get(queue)) == 1)
+            assert not ann.take()
+
+
+async def test_a_session_that_lasts_consumes_its_queues_again(nats: Servers, prefix: str) -> None:
+    async with two_nodes(nats, prefix) as two:
+        queue, bob = two.address("b"), owned_id(two, "a")
+        two.b.client("kobold-3").send(put(queue, b"1"))
+        await until(lambda: queue in two.b.node.queues)
+        first, _ = await connect(two.a, bob, expiry=60)
+        first.send(subscribed(queue, 1))
+        await arrived(first, 2)
+        first.session.lost("gone")  # and what it held goes back
+        again, answer = await connect(two.a, bob, expiry=60)
+        assert answer.flags & Flag.MORE
+        (got,) = again.opening[1:] or await collect(again, 1)
+        again.send(ack(got))
+        await until(lambda: len(two.b.node.queues.get(queue)) == 0)
+
+
+async def test_an_address_is_not_asked_about_before_it_has_an_owner(
+    nats: Servers, prefix: str
+) -> None:
+    async with two_nodes(nats, prefix) as two:
+        topic = two.address("b")
+        two.give(home(topic.encode(), PARTITIONS), "")
+        ann, _ = await connect(two.a, owned_id(two, "a"), clean=True)
+        ann.send(subscribed(topic, 1))
+        assert (await come(ann, Op.OK)).payload == b"\x97"
+
+
+@pytest.mark.parametrize("owner", ["a", "b"])
+async def test_services_and_requests_reach_each_other_across_nodes(
+    nats: Servers, prefix: str, owner: str
+) -> None:
+    async with two_nodes(nats, prefix) as two:
+        address = two.address(owner)
+        clock, _ = await connect(two.b, owned_id(two, "b"), clean=True)
+        clock.send(subscribed(f"$serve/{address}", 0))
+        await come(clock, Op.OK)
+        await until(lambda: address in getattr(two, owner).node.services)
+        ann, _ = await connect(two.a, owned_id(two, "a"), clean=True)
+        # What follows a request waits with it, until it is known to be one.
+        asked = Message(
+            address=address,
+            payload=b"?",
+            correlation_id="7",
+            headers={"mqtt.response": "to/ann", "unit": "s"},
+        )
+        ann.send(asked, Message(op=Op.PING))
+        question = await come(clock, Op.PUBLISH)
+        assert (question.payload, question.headers["unit"]) == (b"?", "s")
+        clock.send(Message(address=question.headers["mqtt.response"], payload=b"noon"))
+        got = await arrived(ann, 2)
+        reply = next(one for one in got if one.op == Op.PUBLISH)
+        assert (reply.address, reply.correlation_id, reply.payload) == ("to/ann", "7", b"noon")
+        eve = two.a.client("kobold-3")
+        eve.send(Message(op=Op.REQUEST, address=address, payload=b"??", correlation_id="r"))
+        question = await come(clock, Op.PUBLISH)
+        clock.send(Message(address=question.headers["mqtt.response"], payload=b"night"))
+        assert (await come(eve, Op.REPLY)).payload == b"night"
+        clock.session.lost("gone")
+        await until(lambda: address not in getattr(two, owner).node.services)
+        ann.send(asked)  # now it is a publish like any other
+        eve.send(Message(op=Op.SUBSCRIBE, address="x", correlation_id="s"))
+        await until(lambda: not ann.session.waits_for)
+
+
+async def arrived(client: Client, number: int) -> list[Message]:
+    """Wait for some messages, of whatever op."""
+    got: list[Message] = []
+
+    def is_there() -> bool:
+        got.extend(client.take())
+        return len(got) >= number
+
+    await until(is_there)
+    return got

@@ -18,7 +18,7 @@ from tests.cluster.test_coordinator import TIMING, until
 from wirelake.broker.node import Node
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.coordinator import Coordinator
-from wirelake.cluster.members import Heartbeat
+from wirelake.cluster.members import Heartbeat, Timing
 from wirelake.cluster.node import ClusterNode
 from wirelake.cluster.partitions import SharedPartitions
 from wirelake.errors import EngineError
@@ -219,13 +219,15 @@ async def test_a_standby_has_what_its_owner_wrote(cluster: Cluster) -> None:
 class Broker(Desk):
     """A whole node whose partitions are in JetStream, with clients that are lists."""
 
-    def __init__(self, bus: Bus, journal: JetStreamJournal, name: str) -> None:
+    def __init__(
+        self, bus: Bus, journal: JetStreamJournal, name: str, timing: Timing = TIMING
+    ) -> None:
         self.engine = Engine(journal, loop=asyncio.get_running_loop(), adopted=())
         super().__init__(Node(self.engine))
         self.bus = bus
         work = SharedPartitions(self.engine, journal)
         me = Heartbeat(name, f"{name}-{time.monotonic_ns()}")
-        self.cluster = ClusterNode(bus, self.node, me, PARTITIONS, work, TIMING)
+        self.cluster = ClusterNode(bus, self.node, me, PARTITIONS, work, timing)
         work.on_lost = self.cluster.coordinator.lost
         self.has_left = False
 
@@ -257,7 +259,7 @@ async def publish(client: Client, address: str, number: int) -> None:
 
 @asynccontextmanager
 async def two_brokers(
-    nats: Servers, prefix: str, tmp_path: Path
+    nats: Servers, prefix: str, tmp_path: Path, timing: Timing = TIMING
 ) -> AsyncIterator[tuple[Broker, Broker]]:
     """Two whole nodes that own partitions each."""
     settings = StreamSettings(prefix=prefix, partitions=PARTITIONS, replicas=1, tidy_every=0)
@@ -270,7 +272,7 @@ async def two_brokers(
             journal = await asyncio.to_thread(
                 lambda n=name: JetStreamJournal(tmp_path / n, access, settings, node=n)  # type: ignore[misc]
             )
-            brokers[name] = Broker(bus, journal, name)
+            brokers[name] = Broker(bus, journal, name, timing)
             await brokers[name].cluster.start()
         a, b = brokers["a"], brokers["b"]
 
@@ -435,7 +437,8 @@ async def test_mqtt_sessions_wills_and_retained_messages_move_with_their_partiti
     nats: Servers, prefix: str, tmp_path: Path
 ) -> None:
     """decision 93"""
-    async with two_brokers(nats, prefix, tmp_path) as (a, b):
+    patient = Timing(beat=0.2, dead=5.0, lease=0.5)  # a partition must not move before it is to
+    async with two_brokers(nats, prefix, tmp_path, patient) as (a, b):
         homes = (f"town/{k}" for k in count())
         topic = next(one for one in homes if b.engine.is_here(b.engine.home(one)))
         names = (f"bob{k}" for k in count())

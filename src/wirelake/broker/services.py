@@ -78,16 +78,20 @@ class Services:
 
     def serve(self, session: Endpoint, address: str) -> None:
         """Register a session as a service of an address; raises RefusedError."""
-        check_address(address)
-        if not session.rights.allows("serve", address):
-            raise RefusedError("unauthorized", f"no right to serve {address}")
-        self._quotas.check_levels(address)
+        self.check(session, address)
         mine = self._share(session).serves
         if address not in mine:
             self._quotas.check("services", len(mine), self._served)
             self._servers.setdefault(address, OrderedDict())[session] = None
             mine[address] = None
             self._served += 1
+
+    def check(self, session: Endpoint, address: str) -> None:
+        """Raise RefusedError where a session may not serve an address."""
+        check_address(address)
+        if not session.rights.allows("serve", address):
+            raise RefusedError("unauthorized", f"no right to serve {address}")
+        self._quotas.check_levels(address)
 
     def unserve(self, session: Endpoint, address: str) -> None:
         """Unregister a session from an address, or from all where the address is empty."""

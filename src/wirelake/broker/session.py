@@ -259,7 +259,7 @@ class Session(Endpoint):
 
     def _walk(self, table: FrameTable, now: float) -> None:
         row = 0
-        owners = None if self.is_delegate else self.node.owners
+        owners = None if self.is_delegate and not self.is_hosted else self.node.owners
         while row < table.count and not self.closed:
             end = plain_run(table, row, self.client_id.encode())
             if end > row and self.accepts_publishes():

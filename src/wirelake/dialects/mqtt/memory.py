@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import pairwise
@@ -111,7 +111,20 @@ class _Will(msgspec.Struct):
     packet: bytes
 
 
-class _Question(msgspec.Struct, frozen=True, array_like=True):
+class Kind(msgspec.Struct, frozen=True, array_like=True):
+    """What an address is, beside a topic."""
+
+    is_queue: bool
+    is_service: bool
+
+
+class _WhatIs(msgspec.Struct, frozen=True, array_like=True, tag="kind"):
+    """What is this address?"""
+
+    address: str
+
+
+class _Question(msgspec.Struct, frozen=True, array_like=True, tag="retained"):
     """What is retained for a filter in these partitions, of the topics after this one?"""
 
     filter: str
@@ -1326,6 +1339,27 @@ class Conversations:
             self.node.router.publish(sender, table, start, table.count, now)
         return True
 
+    def is_foreign(self, address: str) -> bool:
+        """Return whether another node has to say what an address is."""
+        owners = self.node.owners
+        if owners is None or has_wildcard(address) or address.startswith("$"):
+            return False
+        return owners.owner_of(self.node.engine.home(address)) != owners.me
+
+    def ask_kind(self, address: str, told: Callable[[Kind | None], object]) -> None:
+        """Ask the owner of an address what it is; `told` gets None where there is no answer."""
+        owners = self.node.owners
+        assert owners is not None
+        owner = owners.owner_of(self.node.engine.home(address))
+
+        def answer(data: bytes | None) -> None:
+            told(msgspec.msgpack.decode(data, type=Kind) if data is not None else None)
+
+        try:
+            owners.ask(owner, "mqtt", msgspec.msgpack.encode(_WhatIs(address)), answer)
+        except RefusedError:
+            told(None)
+
     def search(self, talk: Conversation, filter: str, options: Options) -> None:
         """Send a client what is retained for a filter, on whatever nodes that is."""
         engine = self.node.engine
@@ -1397,9 +1431,12 @@ class Conversations:
             known[1].write_retained(Retained(*one) for one in answer.found)
 
     def answer(self, question: bytes) -> bytes:
-        """Tell another node what is retained here for a filter."""
-        asked = msgspec.msgpack.decode(question, type=_Question)
+        """Tell another node what is retained here for a filter, or what an address is."""
+        asked = msgspec.msgpack.decode(question, type=_Question | _WhatIs)
         owners = self.node.owners
+        if isinstance(asked, _WhatIs):
+            is_queue = asked.address in self.node.queues
+            return msgspec.msgpack.encode(Kind(is_queue, asked.address in self.node.services))
         here = [one for one in asked.partitions if owners and owners.owner_of(one) == owners.me]
         found, after = self.retained.page(asked.filter, here, asked.after, PAGE)
         told = [(one.packet, one.since, one.expires) for one in found]

@@ -9,12 +9,17 @@ partition of its queue, `$mqtt/<id>`:
    connection and has no will: then the owner hands CONNECT back, and the client's node does the
    rest.
 3. If the owner is lost the client is disconnected, and finds its session with the next owner.
+
+Only the owner of an address knows whether it is a queue or a service. It is asked before a client
+subscribes to an address, or publishes with a response topic; meanwhile what the client sent waits
+(`_hold`). Queues and services of other nodes are used through an `Agent`.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,6 +28,7 @@ from wirelake.address import has_wildcard
 from wirelake.broker.endpoint import Endpoint, Link, Policy
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
+from wirelake.dialects.mqtt.agent import Agent
 from wirelake.dialects.mqtt.codes import (
     OLD_NOT_AUTHORIZED,
     OLD_REFUSED,
@@ -47,15 +53,15 @@ from wirelake.dialects.mqtt.memory import (
     UNDER_WAY,
     Conversation,
     Conversations,
+    Kind,
     Options,
     delay_of,
 )
 from wirelake.dialects.mqtt.scanner import ALIASED, ASKS, ONCE, RETAIN, MqttScanner
 from wirelake.errors import ProtocolError, RefusedError
 from wirelake.message import NO_PARAMETERS, Flag, Message, Op
-
-if TYPE_CHECKING:
-    from wirelake.wire import FrameTable
+from wirelake.wire import FrameTable
+from wirelake.wire.rows import count_rows, pack, unpack
 
 #: A session that lasts for ever.
 FOR_EVER = 0xFFFFFFFF
@@ -67,6 +73,8 @@ FORWARDED = "mqtt.forwarded"
 ASSIGNED = "mqtt.assigned"
 #: The response topic of clients that ask services, and nobody else.
 REPLIES = "$answers"
+#: What a session waits for while another node is asked what an address is.
+_ASKED = "the owner of an address"
 #: What cannot be passed on to other clients byte for byte.
 _OWN = int(Flag.ACK) | RETAIN | ALIASED
 _BEYOND_PLAIN = ONCE | RETAIN
@@ -91,6 +99,10 @@ class MqttSession(Session):
         self._talk: Conversation | None = None
         self._before: Conversation | None = None  # the one that a connection that ended had
         self._is_elsewhere = False  # another node hosts this client
+        self._agent: Agent | None = None
+        self._asking = ""  # the address whose owner is asked what it is
+        self._held: list[bytes | memoryview] = []  # rows that wait for that
+        self._kinds: dict[str, Kind | None] = {}  # of the addresses in these rows
         self._keepalive = 0
         self._most_packet = 0  # bytes that the client takes in one packet; 0: any
         self._tells_reasons = self._is_five  # as text, beside the code
@@ -131,11 +143,14 @@ class MqttSession(Session):
             self._end(Reason.QUOTA, text)
         return used
 
+    def use_variant(self, variant: str) -> None:
+        """Change nothing: the variant is that of publishes that are passed on as they came."""
+
     # Publishing
 
     def accepts_publishes(self) -> bool:
-        """Not before CONNECT."""
-        return self._talk is not None
+        """Not before CONNECT, and not while another node is asked."""
+        return self._talk is not None and not self._asking
 
     def forwards_as_is(
         self, table: FrameTable, start: int, end: int, rows: array[int] | None
@@ -205,9 +220,12 @@ class MqttSession(Session):
     def _publish_each(self, table: FrameTable, start: int, end: int, now: float) -> None:
         """Publish rows among which requests and replies may be."""
         for row in range(start, end):
+            address = table.address(row).decode()
+            if table.flags[row] & ASKS and self._must_ask(address):
+                self._hold(address, table, row, end)
+                return
             if not self._is_first(table, row):
                 continue
-            address = table.address(row).decode()
             response = table.headers(row)["mqtt.response"] if table.flags[row] & ASKS else ""
             if "+" in response or "#" in response:
                 self._end(Reason.PROTOCOL_ERROR, "a response topic has no wildcards")
@@ -217,13 +235,21 @@ class MqttSession(Session):
                 number = address.removeprefix(REPLY)
                 headers = _users(message)
                 reply = replace(message, op=Op.REPLY, correlation_id=number, headers=headers)
-                self.node.services.reply(self, reply, now)
+                if self._agent is not None and number in self._agent.asked:
+                    self._agent.reply(number, reply)
+                else:
+                    self.node.services.reply(self, reply, now)
                 self.accept_rows(table, _asking(table, row), kept=False)
-            elif response and (response == REPLIES or address in self.node.services):
+            elif response and (response == REPLIES or self._is_served(address)):
                 self._request(table.message(row), now)
                 self.accept_rows(table, _asking(table, row), kept=False)
             else:
                 self._publish_one(table, row, now)
+
+    def _is_served(self, address: str) -> bool:
+        """Return whether an address is a service, of this node or of another."""
+        kind = self._kinds.get(address)
+        return kind.is_service if kind is not None else address in self.node.services
 
     def _request(self, message: Message, now: float) -> None:
         """Ask a service; the reply is published to the response topic, for this client alone."""
@@ -237,11 +263,21 @@ class MqttSession(Session):
             correlation_id=correlation,
             headers=_users(message),
         )
+        if self._home.is_foreign(request.address):
+            self.agent.request(request)
+            return
         try:
             self.node.services.request(self, request, now)
         except RefusedError as error:
             self.node.vitals.count_refused(error.code)
             self._respond(request, error.text.encode(), {"code": error.code})
+
+    def respond(self, request: Message, reply: Message) -> None:
+        """Send the reply to a request that an agent has made, or why there is none."""
+        headers = _users(reply)
+        if reply.op == Op.ERROR:
+            headers["code"] = reply.parameters.code
+        self._respond(request, reply.payload, headers)
 
     def _respond(self, request: Message, payload: bytes, headers: dict[str, str]) -> bool:
         correlation = request.correlation_id
@@ -328,6 +364,14 @@ class MqttSession(Session):
         if self._is_elsewhere and owners is not None and table.op[row] != Op.HANDSHAKE:
             return owners.pass_rows(self, table, row)
         talk = self._talk
+        if self._asking:
+            self._held.append(pack(table, range(row, table.count)))
+            return table.count - row
+        if table.op[row] == Op.SUBSCRIBE and talk is not None and owners is not None:
+            wanted = _wanted(table.address(row).decode())
+            if self._must_ask(wanted):
+                self._hold(wanted, table, row, table.count)
+                return table.count - row
         if table.op[row] != Op.ACK or talk is None:
             return 0
         end = ack_run(table, row)
@@ -373,6 +417,63 @@ class MqttSession(Session):
             self.answer(lambda: self._tell(Packet.PUBREL, identifier), kept=talk.is_kept)
         else:
             self._tell(Packet.PUBREL, identifier, Reason.NO_SUCH_PACKET if self._is_five else 0)
+
+    # Other nodes
+
+    @property
+    def agent(self) -> Agent:
+        """What acts for this client on other nodes."""
+        if self._agent is None:
+            self._agent = Agent(self)
+        return self._agent
+
+    def _must_ask(self, address: str) -> bool:
+        """Return whether another node is to be asked what an address is."""
+        return address not in self._kinds and self._home.is_foreign(address)
+
+    def _hold(self, address: str, table: FrameTable, row: int, end: int) -> None:
+        """Let rows wait until the owner of an address has said what it is."""
+        self._held.append(pack(table, range(row, end)))
+        self._asking = address
+        self.waits_for.add(_ASKED)
+        self.link.pause()
+        self._home.ask_kind(address, self._told)
+
+    def _told(self, kind: Kind | None) -> None:
+        """Another node has said what an address is, or does not answer: go on with the rows."""
+        self._kinds[self._asking] = kind
+        held, self._held, self._asking = self._held, [], ""
+        self.waits_for.discard(_ASKED)
+        for rows in held:
+            if self.closed:
+                return
+            if self._asking:  # about another address
+                self._held.append(rows)
+            else:
+                table = FrameTable(max(1, count_rows(rows)))
+                unpack(rows, table)
+                self.receive_rows(table, self.node.vitals.now)
+        if not self._asking:
+            self._kinds.clear()
+        if not self.waits_for and not self.closed:
+            self.link.resume()
+
+    def _consume_again(self) -> None:
+        """Consume the queues of other nodes that a session subscribed to before."""
+        talk = self._talk
+        assert talk is not None
+        for filter, (options, _) in list(talk.filters.items()):
+            if self._home.is_foreign(_wanted(filter)):
+                told = partial(self._found_again, _wanted(filter), options)
+                self._home.ask_kind(_wanted(filter), told)
+
+    def _found_again(self, address: str, options: Options, kind: Kind | None) -> None:
+        if self._talk is None:
+            return
+        if kind is None:
+            self.close(f"the owner of {address} does not answer")
+        elif kind.is_queue:
+            self.agent.consume(address, options, min(100, self._talk.most_in_flight))
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a packet asks for, or raise RefusedError."""
@@ -432,6 +533,8 @@ class MqttSession(Session):
             if not self.closed:
                 self.send(answer)
                 talk.resume()
+                if is_there and self.node.owners is not None:
+                    self._consume_again()
 
         if talk.is_kept or talk.will is not None:
             self.answer(welcome, kept=talk.is_kept)
@@ -625,12 +728,23 @@ class MqttSession(Session):
         if filter.startswith(SERVE):
             if not self._is_five:
                 raise RefusedError("bad_request", "to serve requests takes MQTT 5")
-            self.node.services.serve(self, filter.removeprefix(SERVE))
+            address = filter.removeprefix(SERVE)
+            if self.node.owners is None:
+                self.node.services.serve(self, address)
+            else:  # whoever owns the address, now and later
+                self.node.services.check(self, address)
+                self.agent.serve(address)
             self._serves = True
             return options.qos
         if filter not in talk.filters and has_wildcard(filter):
             self.node.quotas.check_one("wildcards", self.wildcards)
+        wanted = _wanted(filter)
+        kind = self._kinds.get(wanted)
+        if kind is None and wanted in self._kinds:
+            raise RefusedError("busy", f"the owner of {wanted} does not answer")
         is_new = talk.subscribe(filter, options, now)
+        if kind is not None and kind.is_queue:
+            self.agent.consume(wanted, options, min(100, talk.most_in_flight))
         if is_new:
             self.wildcards += has_wildcard(filter)
         if handling == 0 or (handling == 1 and is_new):
@@ -641,10 +755,14 @@ class MqttSession(Session):
         assert self._talk is not None
         reason = Reason.SUCCESS
         try:
-            if message.address.startswith(SERVE):
+            if message.address.startswith(SERVE) and self.node.owners is not None:
+                self.agent.unserve(message.address.removeprefix(SERVE))
+            elif message.address.startswith(SERVE):
                 self.node.services.unserve(self, message.address.removeprefix(SERVE))
             else:
                 self._talk.unsubscribe(message.address, now)
+                if self._agent is not None:
+                    self._agent.cancel(_wanted(message.address))
                 self.wildcards -= has_wildcard(message.address)
         except RefusedError as error:
             reason = Reason.NO_SUBSCRIPTION if error.code == "not_found" else reason_of(error.code)
@@ -687,6 +805,9 @@ class MqttSession(Session):
             return False
         queue, identity = held
         assert self._talk is not None
+        if self._agent is not None and queue in self._agent.queues:
+            self._agent.settle(queue, identity, done=done)
+            return True
         for receiver in self._talk.receivers.values():
             if queue in receiver.consumes:
                 try:
@@ -841,6 +962,8 @@ class MqttSession(Session):
 
     def _detach(self) -> None:
         talk, self._talk = self._talk, None
+        if self._agent is not None:
+            self._agent.end()
         if talk is None or talk.connection is not self:
             return
         self._before = talk if talk.is_kept else None
@@ -860,6 +983,11 @@ class _UnwelcomeError(RefusedError):
     def __init__(self, code: str, text: str, reason: Reason) -> None:
         super().__init__(code, text)
         self.reason = reason
+
+
+def _wanted(filter: str) -> str:
+    """Return the filter itself of a shared subscription, or of another."""
+    return filter.removeprefix(SHARE).partition("/")[2] if filter.startswith(SHARE) else filter
 
 
 def _asking(table: FrameTable, row: int) -> array[int]:
