@@ -168,7 +168,7 @@ def publish_to_a_device(broker: Broker, stack: ExitStack, number: int) -> None:
 
 
 def take_up_a_session(broker: Broker, stack: ExitStack, number: int) -> None:
-    """A session for which 150 MB wait, taken up again and again by a device that reads nothing."""
+    """A session for which 60 MB wait, taken up again and again by a device that reads nothing."""
     said = {"mqtt.keepalive": "0", "mqtt.session_expiry": "1000"}
     opening = Message(op=Op.HANDSHAKE, source=f"away-{number}", headers=said)
     with Client(broker, "mqtt-5") as device:
@@ -179,7 +179,7 @@ def take_up_a_session(broker: Broker, stack: ExitStack, number: int) -> None:
         )
         device.receive()
     with Client(broker) as sender:
-        for n in range(150):
+        for n in range(60):
             message = Message(address=f"s/{number}", payload=b"x" * 1_000_000, flags=Flag.ACK)
             assert sender.ask(replace(message, id=f"{n}")).op == Op.OK
     broker.forget_peak()
