@@ -20,7 +20,6 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
