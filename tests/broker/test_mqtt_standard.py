@@ -20,6 +20,11 @@ def reasons(client: Client) -> list[int]:
     return [m.content_type for m in client.take() if m.op == Op.TERMINATE]
 
 
+def waits(client: Client) -> bool:
+    """Whether nothing more is read from a client now."""
+    return client.paused
+
+
 def packet(kind: int, body: bytes) -> bytes:
     """A packet of at most 127 bytes behind its length."""
     return bytes([kind, len(body)]) + body
@@ -264,7 +269,7 @@ def test_publishers_wait_for_a_client_that_does_not_acknowledge(desk: Desk) -> N
     device.join("a", 1)
     sender = Device(desk)
     sent = 0
-    while not sender.paused:
+    while not waits(sender):
         sender.tell("a", b"x" * 100, 1, ticket=sent + 1)
         sent += 1
         assert sent < 20  # what waits counts as an outbox does
@@ -275,7 +280,7 @@ def test_publishers_wait_for_a_client_that_does_not_acknowledge(desk: Desk) -> N
         device.answer(Packet.PUBACK, *[m.ticket for m in came])
         came = device.take()
     assert got == sent
-    assert not sender.paused
+    assert not waits(sender)
     for k in range(sent):
         sender.tell("a", b"x" * 100, 1, ticket=k + 1)
     desk.pass_time(5)
