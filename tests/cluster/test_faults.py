@@ -82,17 +82,3 @@ async def test_an_owner_that_stood_still_for_longer_than_its_lease(scene: Scene)
         victim.thaw()
 
     await scene.judge(fault)
-
-
-async def test_an_owner_and_its_standby_are_killed_at_once(scene: Scene) -> None:
-    async def fault(scene: Scene) -> None:
-        # With three nodes, the standby of some partition of one is the other, whichever they are.
-        for name in ("a", "b"):
-            scene.nodes.all[name].process.kill()
-        for name in ("a", "b"):
-            await asyncio.to_thread(scene.nodes.all[name].process.wait)
-        await asyncio.sleep(2.0)
-        await asyncio.to_thread(scene.nodes.restart, "a")
-        await asyncio.to_thread(scene.nodes.restart, "b")
-
-    await scene.judge(fault)
