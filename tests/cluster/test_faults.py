@@ -11,21 +11,16 @@ leaders, lost answers, racing owners, a damaged replica that leads, holes that n
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-import wirelake
 from tests.cluster.history import Told, check
 from tests.cluster.load import Load, find
-from tests.cluster.processes import Nodes, until
+from tests.cluster.processes import Nodes
 from tests.cluster.servers import Servers
-from tests.cluster.test_processes import insist, ready
-from wirelake.errors import WirelakeError
-from wirelake.testing import Proxy
+from tests.cluster.test_processes import ready
 
 #: nats-py leaves a socket behind where a server was killed or stands still.
 pytestmark = [
@@ -79,18 +74,6 @@ def scene(nats: Servers, prefix: str, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(tmp_path, nats, nodes, prefix, 1)
 
 
-@pytest.fixture
-def three(prefix: str, tmp_path: Path) -> Iterator[Scene]:
-    """Three nodes on three NATS servers of this test alone."""
-    (tmp_path / "nats").mkdir()
-    with (
-        Servers(tmp_path / "nats", 3) as servers,
-        Nodes(tmp_path, servers.urls, prefix, replicas=3) as nodes,
-    ):
-        nodes.start(*NAMES)
-        yield Scene(tmp_path, servers, nodes, prefix, 3)
-
-
 async def test_an_owner_that_stood_still_for_longer_than_its_lease(scene: Scene) -> None:
     async def fault(scene: Scene) -> None:
         victim = scene.nodes.all[scene.owner()]
@@ -99,165 +82,3 @@ async def test_an_owner_that_stood_still_for_longer_than_its_lease(scene: Scene)
         victim.thaw()
 
     await scene.judge(fault)
-
-
-async def test_an_owner_and_its_standby_are_killed_at_once(scene: Scene) -> None:
-    async def fault(scene: Scene) -> None:
-        # With three nodes, the standby of some partition of one is the other, whichever they are.
-        for name in ("a", "b"):
-            scene.nodes.all[name].process.kill()
-        for name in ("a", "b"):
-            await asyncio.to_thread(scene.nodes.all[name].process.wait)
-        await asyncio.sleep(2.0)
-        await asyncio.to_thread(scene.nodes.restart, "a")
-        await asyncio.to_thread(scene.nodes.restart, "b")
-
-    await scene.judge(fault)
-
-
-@pytest.mark.parametrize("way", ["both ways", "nothing comes", "nothing goes"])
-async def test_a_node_that_is_cut_off_from_nats(
-    way: str, nats: Servers, prefix: str, tmp_path: Path
-) -> None:
-    with ExitStack() as stack:
-        place = nats.urls[0].replace("nats://", "kobold-3://")
-        proxy = stack.enter_context(Proxy(place))
-        nodes = stack.enter_context(Nodes(tmp_path, nats.urls, prefix))
-        nodes.ways["b"] = [f"nats://127.0.0.1:{proxy.port}"]
-        await asyncio.to_thread(nodes.start, *NAMES)
-
-        async def fault(scene: Scene) -> None:
-            if way != "nothing goes":
-                proxy.to_client.half_open()
-            if way != "nothing comes":
-                proxy.to_broker.half_open()
-            await asyncio.sleep(5.0)
-            proxy.heal()
-            proxy.reset()  # what was dropped is missing in the middle of the streams of bytes
-
-        await Scene(tmp_path, nats, nodes, prefix, 1).judge(fault, names=("a", "b", "c"))
-
-
-async def test_answers_of_nats_are_lost_now_and_then(
-    nats: Servers, prefix: str, tmp_path: Path
-) -> None:
-    with ExitStack() as stack:
-        proxy = stack.enter_context(Proxy(nats.urls[0].replace("nats://", "kobold-3://")))
-        nodes = stack.enter_context(Nodes(tmp_path, nats.urls, prefix))
-        nodes.ways["a"] = [f"nats://127.0.0.1:{proxy.port}"]
-        await asyncio.to_thread(nodes.start, *NAMES)
-
-        async def fault(scene: Scene) -> None:
-            for _ in range(4):  # what was sent is stored, and nobody hears of it
-                proxy.to_client.half_open()
-                await asyncio.sleep(0.3)
-                proxy.heal()
-                proxy.reset()
-                await asyncio.sleep(1.0)
-
-        await Scene(tmp_path, nats, nodes, prefix, 1).judge(fault)
-
-
-@pytest.mark.soak
-async def test_an_owner_and_a_nats_server_are_killed_at_once(three: Scene) -> None:
-    async def fault(scene: Scene) -> None:
-        scene.nodes.all[scene.owner()].process.kill()
-        scene.servers.processes[1].kill()
-        await asyncio.to_thread(scene.servers.processes[1].wait)
-        await asyncio.sleep(12.0)  # an election takes up to 9 s
-        await asyncio.to_thread(scene.servers.restart, 1)
-
-    await three.judge(fault)
-
-
-@pytest.mark.soak
-async def test_all_nodes_and_all_nats_servers_are_restarted_one_by_one(three: Scene) -> None:
-    async def fault(scene: Scene) -> None:
-        for name in NAMES:
-            assert await asyncio.to_thread(scene.nodes.all[name].stop) == 0
-            await asyncio.to_thread(scene.nodes.restart, name)
-            await ready(scene.nodes)
-        for k in range(3):
-            scene.servers.processes[k].terminate()
-            await asyncio.to_thread(scene.servers.processes[k].wait)
-            await asyncio.to_thread(scene.servers.restart, k)
-            await ready(scene.nodes)
-
-    load = await three.judge(fault)
-    assert max(load.silences.values()) < 10.0
-
-
-@pytest.mark.soak
-async def test_a_nats_server_that_stands_still(three: Scene) -> None:
-    async def fault(scene: Scene) -> None:
-        scene.servers.freeze(2)
-        await asyncio.sleep(12.0)
-        scene.servers.thaw(2)
-
-    await three.judge(fault)
-
-
-@pytest.mark.soak
-async def test_a_nats_server_without_room_refuses_and_loses_nothing(
-    prefix: str, tmp_path: Path
-) -> None:
-    (tmp_path / "nats").mkdir()
-    with (
-        Servers(tmp_path / "nats", jetstream=", max_file_store: 8MB") as servers,
-        Nodes(tmp_path, servers.urls, prefix, more="[limits]\n") as nodes,
-    ):
-        await asyncio.to_thread(nodes.start, "a")
-        await ready(nodes)
-        done, refused = [], 0
-        async with wirelake.connect(nodes.all["a"].url("kobold-3"), timeout=60.0) as client:
-            for k in range(40):
-                try:
-                    await client.queue("big").put(b"%d " % k + bytes(400_000), id=str(k))
-                    done.append(k)
-                except WirelakeError:
-                    refused += 1
-                    if refused == 2:
-                        break
-        assert refused
-        assert done
-        nodes.stop()
-        servers.processes[0].terminate()
-        servers.processes[0].wait()
-        servers.jetstream = ""
-        servers.restart(0)
-        await asyncio.to_thread(nodes.restart, "a")
-        async with wirelake.connect(nodes.all["a"].url("kobold-3")) as client:
-            await insist(lambda: client.queue("big").put(b"0 ", id="0"))  # known already
-            found = await client.queue("big").get(100)
-        numbers = [int(one.message.payload.split()[0]) for one in found]
-        assert len(numbers) == len(set(numbers))
-        assert set(done) <= set(numbers)
-
-
-@pytest.mark.soak
-async def test_a_node_whose_disk_is_full_refuses_and_others_go_on(
-    nats: Servers, prefix: str, tmp_path: Path
-) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a small file system needs the right to mount one")
-    try:
-        with Nodes(tmp_path, nats.urls, prefix) as nodes:
-            nodes.prepare("b").data = small / "data"
-            await asyncio.to_thread(nodes.start, *NAMES)
-            filler = small / "filler"
-
-            async def fault(scene: Scene) -> None:
-                free = int(subprocess.check_output(["stat", "-f", "-c", "%a", str(small)]))
-                filler.write_bytes(bytes(max(0, free - 4) * 4096))
-                await asyncio.sleep(8.0)
-                filler.unlink()
-
-            await Scene(tmp_path, nats, nodes, prefix, 1).judge(fault)
-    finally:
-        until(
-            lambda: not subprocess.run(["umount", str(small)], check=False).returncode,
-            "nobody uses it any more",
-        )

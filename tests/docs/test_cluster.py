@@ -175,7 +175,6 @@ def test_three_machines_are_set_up_as_the_page_says(machines: Machines, tmp_path
     told = machines.run("one", "set -e; source ./look.sh")
     assert told.returncode == 0, told
     assert re.search(r"^one +[0-9 ]+", told.stdout, re.MULTILINE)
-    assert "hello" in told.stdout
     # Any one machine may be lost, with its node and its NATS server.
     put = "wirelake queue put kobold-3://one:7700,two:7700,three:7700 jobs"
     secret = "export WIRELAKE_TOKEN='change me'"
@@ -183,5 +182,3 @@ def test_three_machines_are_set_up_as_the_page_says(machines: Machines, tmp_path
     wait_for(2, "three")
     told = machines.run("three", f"{secret}; {put} again")
     assert told.returncode == 0, told
-    told = machines.run("two", f"{secret}; wirelake queue get kobold-3://two:7700 jobs")
-    assert "again" in told.stdout
