@@ -135,6 +135,7 @@ def others(nodes: Nodes, name: str) -> list[NodeProcess]:
 
 
 def test_a_session_survives_its_owner_and_is_taken_up_on_any_node(own: Nodes) -> None:
+    # decision 93
     owner = owner_of(own, "$mqtt/bob")
     one, two = others(own, owner)
     bob = Device("bob", expiry=1000)

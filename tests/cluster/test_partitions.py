@@ -408,7 +408,7 @@ async def handshake(broker: Broker, client_id: str, will: str = "") -> tuple[Cli
 
     What came behind the answer is in `opening`.
     """
-    headers = {"mqtt.clean": "0", "mqtt.keepalive": "0", "mqtt.session_expiry": "60"}
+    headers = {"mqtt.clean": "0", "mqtt.keepalive": "0", "mqtt.session_expiry": "4294967295"}
     if will:
         headers["mqtt.will"] = "1"
     ends = time.monotonic() + 60

@@ -27,7 +27,7 @@ from wirelake.address import has_wildcard
 from wirelake.broker.endpoint import Endpoint, Link, Policy
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
-from wirelake.dialects.mqtt.agent import Agent
+from wirelake.dialects.mqtt.agent_session import Agent
 from wirelake.dialects.mqtt.codes import (
     OLD_NOT_AUTHORIZED,
     OLD_REFUSED,

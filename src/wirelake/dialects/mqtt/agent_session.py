@@ -14,10 +14,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from wirelake.broker.session import Session, begin_session
-from wirelake.dialects.codec import Feed
+from wirelake.dialects import DIALECTS
 from wirelake.dialects.mqtt.memory import Options
 from wirelake.message import Message, Op, Parameters
-from wirelake.wire import FrameTable
+from wirelake.wire import FrameTable, Scanner
 
 if TYPE_CHECKING:
     from wirelake.dialects.mqtt.session import MqttSession
@@ -45,7 +45,9 @@ class Agent:
         self._numbers = count(1)
         self._inbox: deque[bytes | memoryview] = deque()
         self._reads = False
-        self._feed = Feed(DIALECT, limits=node.limits, capacity=64)
+        self._scanner: Scanner = DIALECTS[DIALECT].load("scanner")(DIALECT, node.limits)
+        self._table = FrameTable(64)
+        self._rest = b""  # the beginning of a frame that is not whole
         self._session: Session = begin_session(node, self, DIALECT, node.vitals.now)
         self._session.is_delegate = self._session.is_hosted = True
         self._session.last_heard = float("inf")
@@ -122,11 +124,24 @@ class Agent:
         self._reads = True
         try:
             while self._inbox:
-                tables = self._feed.receive(self._inbox.popleft())
-                for message in [one for table in tables for one in table.messages()]:
+                for message in self._read(self._inbox.popleft()):
                     self._tell(message)
         finally:
             self._reads = False
+
+    def _read(self, data: bytes | memoryview) -> list[Message]:
+        """Return the messages that these bytes complete."""
+        found: list[Message] = []
+        view, at = memoryview(b"".join((self._rest, data))), 0
+        while True:
+            used = self._scanner.scan(view[at:], self._table)
+            at += used
+            found += self._table.messages()
+            if not (used and self._scanner.again):
+                break
+        self._table.release()
+        self._rest = bytes(view[at:])
+        return found
 
     def _tell(self, message: Message) -> None:
         client = self._client
