@@ -276,7 +276,7 @@ def test_publishers_wait_for_a_client_that_does_not_acknowledge(desk: Desk) -> N
     came = [m for m in device.take() if m.op == Op.PUBLISH]
     got = 0
     while came:  # its acknowledgements are read although its outbox is full
-    assert [sender.paused] == [False]
+        got += len(came)
         device.answer(Packet.PUBACK, *[m.ticket for m in came])
         came = device.take()
     assert got == sent
