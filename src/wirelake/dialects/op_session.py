@@ -303,14 +303,14 @@ class OpSession(Session):
             if not self.rights.admin:
                 del state["events"]  # they tell who is there (decision 43)
         elif message.address == "$queues":
-            told, refused = partial(self._tell, message), partial(self.refuse, message)
+            told, refused = partial(self._inform, message), partial(self.refuse, message)
             self.node.list_queues(self, now, told, refused)
             return
         else:
             raise RefusedError("not_found", f"there is no information about {message.address}")
-        self._tell(message, state)
+        self._inform(message, state)
 
-    def _tell(self, message: Message, state: object) -> None:
+    def _inform(self, message: Message, state: object) -> None:
         """Answer a question about the broker."""
         tells_json = DIALECTS[self.dialect].tells_json
         payload = json.dumps(state).encode() if tells_json else cbor2.dumps(state)
