@@ -83,6 +83,19 @@ def test_without_nats_a_node_says_where_it_looked(tmp_path: Path) -> None:
     assert f"no NATS server at {url}" in ended.stderr
 
 
+def test_a_node_stops_though_nats_is_gone(prefix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    with Servers(folder) as servers, Nodes(tmp_path, servers.urls, prefix) as nodes:
+        servers.wait(0)
+        (node,) = nodes.start("a")
+        until(lambda: node.log().count("is served here") == 6, "not all partitions are served")
+        servers.processes[0].kill()
+        servers.processes[0].wait()
+        assert node.stop() == 0
+        assert "Traceback" not in node.log()
+
+
 def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     ended = run("serve", "--cluster", "nats://x", "--node", "a b", "--data", str(tmp_path))
     assert ended.returncode != 0

@@ -263,8 +263,9 @@ class Bus:
     async def close(self) -> None:
         """Send what waits, and let go."""
         await self.flush()
-        with contextlib.suppress(*_FAILURES):
-            await self._client.close()
+        # The client writes what still waits, even to a transport that is closed: a RuntimeError.
+        with contextlib.suppress(*_FAILURES, RuntimeError, asyncio.CancelledError):
+            await asyncio.wait_for(self._client.close(), TIMEOUT)
 
 
 async def _ignore(error: Exception) -> None:

@@ -1093,7 +1093,9 @@ class JetStreamJournal(Journal):
             self._settle(one, list(one.queue), one.gone or Outcome.UNAVAILABLE)
             one.copy.close()
         # The client cancels tasks of its own, and may let that through where a server stands still.
-        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError, asyncio.CancelledError):
+        # It writes what still waits, even to a transport that is closed: a RuntimeError.
+        ended = (nats.errors.Error, OSError, TimeoutError, RuntimeError, asyncio.CancelledError)
+        with contextlib.suppress(*ended):
             await asyncio.wait_for(self._client.close(), ANSWER)
 
 
