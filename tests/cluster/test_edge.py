@@ -12,6 +12,7 @@ import pytest
 from tests.broker.desk import Client, Desk, ops
 from tests.cluster.servers import Servers
 from tests.cluster.test_coordinator import until
+from tests.journal.faulty import FaultyJournal
 from wirelake.broker.inventory import connections
 from wirelake.broker.local import LocalLink, LocalSession
 from wirelake.broker.node import Node
@@ -34,8 +35,10 @@ DIALECTS = ["mfp-1", "boson-text", "boson-binary", "kobold-1", "kobold-3", "tmq-
 class OneNode(Desk):
     """A broker whose clients are lists, with links to others."""
 
-    def __init__(self, name: str, bus: Bus, owners: dict[int, str]) -> None:
-        super().__init__(Node(Engine.in_memory(partitions=PARTITIONS)))
+    def __init__(
+        self, name: str, bus: Bus, owners: dict[int, str], engine: Engine | None = None
+    ) -> None:
+        super().__init__(Node(engine or Engine.in_memory(partitions=PARTITIONS)))
         self.name = name
         self.bus = bus
         self.edge = Edge(
@@ -70,11 +73,14 @@ class Two:
 
 
 @asynccontextmanager
-async def two_nodes(servers: Servers, prefix: str) -> AsyncIterator[Two]:
+async def two_nodes(
+    servers: Servers, prefix: str, engine: Engine | None = None
+) -> AsyncIterator[Two]:
+    """Two nodes; the second may have an engine of the test's own."""
     two = Two()
     for name in "ab":
         bus = await Bus.connect(servers.urls, prefix, name)
-        setattr(two, name, OneNode(name, bus, two.owners))
+        setattr(two, name, OneNode(name, bus, two.owners, engine if name == "b" else None))
     nodes = [two.a, two.b]
     try:
         for node in nodes:
@@ -194,6 +200,29 @@ async def test_the_owner_alone_captures_and_its_answer_is_passed_on(
         partition = home(two.address("b").encode(), PARTITIONS)
         [batch] = two.b.node.engine.read(partition, 0, 1)
         assert batch.count == 1
+
+
+async def test_trouble_of_one_partition_is_no_reason_to_answer_before_another_is_durable(
+    nats: Servers, prefix: str
+) -> None:
+    journal = FaultyJournal(partitions=PARTITIONS)
+    engine = Engine(journal, loop=asyncio.get_running_loop())
+    async with two_nodes(nats, prefix, engine) as two:
+        address, other = two.address("b"), two.address("b", 1)
+        number = 1
+        while home(other.encode(), PARTITIONS) == home(address.encode(), PARTITIONS):
+            number += 1
+            other = two.address("b", number)
+        journal.held = True
+        journal.troubles = {home(other.encode(), PARTITIONS): "a full disk"}
+        ann = two.a.client("kobold-3", "ann")
+        ann.publish(address, b"x", ack=True)
+        await until(lambda: len(journal._waiting) > 0)
+        await asyncio.sleep(0.2)
+        assert ann.take() == []
+        journal.held = False
+        await asyncio.to_thread(journal.release)
+        assert ops(await answers(ann)) == ["ok"]
 
 
 async def test_who_subscribes_is_answered_when_the_owners_know_it(

@@ -542,7 +542,8 @@ class Edge:
         answer = _Answer(number, outcome.refused, outcome.unasked, first.code, first.text)
         data = bytes([_ANSWER]) + msgspec.json.encode(answer)
         engine = self.node.engine
-        if (outcome.kept or asks == _ALL) and not engine.trouble:
+        # Trouble may be another partition's: what was kept is durable only when the engine says so.
+        if outcome.kept or asks == _ALL:
             lost = _Answer(number, failed="this may have been kept or not: try again")
             unknown = bytes([_ANSWER]) + msgspec.json.encode(lost)
             engine.after(lambda: edge.link.write(data), failed=lambda: edge.link.write(unknown))
