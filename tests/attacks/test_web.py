@@ -150,8 +150,9 @@ def test_a_message_that_does_not_go_on_ends_its_connection(tmp_path: Path) -> No
     config = "handshake_timeout = 0.5\n[limits]\nmin_rate = 100_000\n"
     with Broker(tmp_path, config) as broker, ExitStack() as stack:
         silent, slow = (stack.enter_context(websocket(broker)) for _ in range(2))
-        for sock in (silent, slow):
-            sock.sendall(frame(b"x", size=1_000_000))
+        known = frames("kobold-3", Message(op=Op.SUBSCRIBE, address="me"))
+        for sock in (silent, slow):  # with an introduction, or the dialect's own timeout ends them
+            sock.sendall(frame(known) + frame(b"x", size=1_000_000))
         assert b"(limits.min_rate)" in drip(slow)
         assert b"(handshake_timeout)" in rest(silent)
 
