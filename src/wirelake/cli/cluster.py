@@ -193,8 +193,8 @@ def import_log(
     """Write the log of a single broker, its queues and its keys into a new cluster.
 
     The broker is stopped, and no node of the cluster runs yet. A cluster that has rows, queues or
-    keys is refused. It is a new log: offsets are others, and queries start anew, by timestamp. DIR
-    stays as it is; it needs as much space again while the command runs.
+    keys is refused. It is a new log: offsets are others, and queries start anew, by timestamp. What
+    DIR holds stays there; it needs as much space again while the command runs.
 
     Examples:
 
