@@ -191,20 +191,6 @@ async def test_http_publishes_on_any_node_and_answers_when_the_owner_has_it(
             assert (await messages.receive(SOON)).payload == b"%d" % k
 
 
-def test_a_part_of_the_log_is_never_shown_as_all_of_it(cluster: Nodes) -> None:
-    node = cluster.all["a"]
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        node.get("/v1/log")
-    codes = []
-    for partition in range(6):
-        try:
-            with urllib.request.urlopen(f"{node.http}/v1/log/{partition}", timeout=SOON) as answer:
-                codes.append(answer.status)
-        except urllib.error.HTTPError as error:
-            codes.append(error.code)
-    assert set(codes) == {200, 503}
-
-
 async def put_for(node: str, nodes: Nodes, seconds: float, done: list[str]) -> float:
     """Put messages into queues of all partitions; return the longest time without an answer."""
     url = nodes.all[node].url("kobold-3")

@@ -436,10 +436,19 @@ class Conversation:
         if known is None or known[0] != options or filter.startswith(SHARE):
             return
         if self.home.node.owners is None:
-            self._retained.append(known[1].write_retained(self.home.retained.matching(filter)))
-            self.pump()
+            self.send_found(known[1].write_retained(self.home.retained.matching(filter)))
         else:
             self.home.search(self, filter, options)
+
+    def send_found(self, retained: Iterator[None]) -> None:
+        """Send what is retained: each step of the iterator sends one message."""
+        self._retained.append(retained)
+        self.pump()
+
+    @property
+    def has_found(self) -> bool:
+        """Whether something that is retained waits for room in the outbox."""
+        return bool(self._retained)
 
     def pump(self) -> None:
         """Send what is retained and what waits in the queue, as far as the outbox has room."""
@@ -1396,6 +1405,7 @@ class Conversations:
         assert owners is not None
         search.parts.append(part)
         has_room = connection is None or connection.outgoing <= self.node.flow.limit // 2
+        has_room = has_room and not search.talk.has_found
         if not owner or not has_room:
             return False  # tried again with the next tick
         question = _Question(search.filter, sorted(part.partitions), part.after)
@@ -1428,7 +1438,8 @@ class Conversations:
             search.parts.append(_Part(frozenset(answer.partitions), answer.after))
         known = search.talk.filters.get(search.filter)
         if known is not None and known[0] == search.options:
-            known[1].write_retained(Retained(*one) for one in answer.found)
+            found = [Retained(*one) for one in answer.found]
+            search.talk.send_found(known[1].write_retained(found))
 
     def answer(self, question: bytes) -> bytes:
         """Tell another node what is retained here for a filter, or what an address is."""
