@@ -126,7 +126,7 @@ class Guesses:
 
 
 def refusal(wait: float) -> str:
-    """Say that a token is not looked at for so many seconds."""
+    """Return the refusal of a token that is not checked for `wait` seconds."""
     return f"after wrong tokens, try again in {wait:.1f} s (guesses.longest_delay)"
 
 

@@ -157,7 +157,7 @@ def a_cluster(
     http: str,
     token: str,
 ) -> Callable[..., Nodes]:
-    """Return how to make a group of so many nodes; raises ConfigError or EngineError."""
+    """Return a factory of a group of `count` nodes; raises ConfigError or EngineError."""
     if settings.cluster.servers:
         raise ConfigError("cluster.servers", "up --nodes starts NATS servers of its own")
     ports: set[int] = set()

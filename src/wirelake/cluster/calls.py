@@ -29,7 +29,7 @@ MOST_BYTES = 12 << 20
 #: Questions that a node answers at a time, and those with large answers that it asks at a time.
 MOST_CALLS = 256
 LARGE_AT_ONCE = 4
-#: Bytes of a question that are for what stands around it.
+#: Bytes of a message of NATS that are reserved for the envelope of a question.
 SPARE = 16 << 10
 
 _MORE, _LAST, _REFUSED = b"\0", b"\1", b"\2"

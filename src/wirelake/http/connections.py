@@ -27,7 +27,7 @@ SPARE = 1 / 8
 #: Frames of an unfinished WebSocket message, and bytes of pongs that wait for a client to read.
 MAX_FRAMES = 1024
 MAX_PONGS = 1 << 20
-#: Operators are told of refused connections this often at most (seconds).
+#: The shortest time between two events about refused connections (seconds).
 TELL_EVERY = 10.0
 
 

@@ -94,7 +94,7 @@ class MqttSession(Session):
         self.form = f"{dialect}+0"  # of QoS 0 packets that may be passed on as they are
         self.scanner.most_aliases = node.quotas.aliases
         self.scanner.hears_clients = True
-        self._unreleased = node.quotas.unreleased  # messages of QoS 2, as it is told
+        self._unreleased = node.quotas.unreleased  # messages of QoS 2; announced in CONNACK
         self._talk: Conversation | None = None
         self._before: Conversation | None = None  # the one that a connection that ended had
         self._is_elsewhere = False  # another node hosts this client
@@ -187,7 +187,7 @@ class MqttSession(Session):
                 self._publish_one(table, row, now)
 
     def _may_have(self, count: int) -> bool:
-        """Return whether a client may have so many of QoS 2 under way; else end the connection."""
+        """Return whether a client may have `count` QoS 2 messages under way; else disconnect it."""
         if self._is_five and count > self._unreleased:
             text = f"more than {self._unreleased} messages of QoS 2 at once (quotas.unreleased)"
             self._end(Reason.TOO_MANY, text)
