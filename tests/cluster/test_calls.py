@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,6 +24,11 @@ async def pair(nats: Servers, prefix: str) -> AsyncIterator[tuple[Calls, Calls]]
         await each.start()
     one, two = made
     two.answer = lambda: _answer
+    while True:  # until the server of the one knows that the other listens
+        with contextlib.suppress(EngineError):
+            await one.ask("two", b"hello", timeout=60)
+            break
+        await asyncio.sleep(0.01)
     yield one, two
     for each in made:
         await each.stop()

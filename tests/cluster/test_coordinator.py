@@ -102,10 +102,10 @@ class Cluster:
         ]
 
     def is_balanced(self) -> bool:
-        """Whether every partition is served by its target alone."""
+        """Whether every partition is served by its target alone, as every node knows."""
         views: list[Ownership] = [node.ownership for node in self.nodes.values()]
         return all(
-            owners == [view.target(partition)]
+            owners == [view.target(partition)] == [view.table[partition].node]
             for partition, owners in enumerate(self.owners())
             for view in views
         )
