@@ -152,6 +152,8 @@ def filter_expression(filter: str) -> str:
 
 
 def _check_text(text: str) -> None:
+    if text and len(text) <= MAX_ADDRESS and text.isascii() and text.isprintable():
+        return  # as nearly all are
     size = len(text.encode())
     if not 1 <= size <= MAX_ADDRESS:
         raise RefusedError("bad_request", f"an address has 1 to {MAX_ADDRESS} bytes, not {size}")

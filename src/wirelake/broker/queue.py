@@ -25,7 +25,7 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from itertools import repeat
 
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ from wirelake.broker.vitals import Vitals
 from wirelake.dialects import HOPS
 from wirelake.errors import RefusedError
 from wirelake.journal.engine import Engine, QueueSettings, Reference, Stored
-from wirelake.message import NO_FLAGS, Flag, Message, Op, Parameters
+from wirelake.message import NO_FLAGS, NO_PARAMETERS, Flag, Message, Op, Parameters
 from wirelake.wire import FrameTable
 from wirelake.wire.parameters import headers_of, packed
 
@@ -62,6 +62,9 @@ SOON = 0.001
 #: Measured: a message with one short header takes 750 bytes more than its payload.
 MESSAGE_OVERHEAD = 640
 HEADER_OVERHEAD = 128
+#: The flags of a delivery, by whether it is the first, and whether the sender marked text: to
+#: combine flags takes longer.
+_DELIVERY_FLAGS = ((NO_FLAGS, Flag.TEXT), (Flag.FIRST, Flag.FIRST | Flag.TEXT))
 #: Messages that are handed out before what is due is looked at again.
 HANDED_OUT = 1_000
 
@@ -218,8 +221,6 @@ class Queue:
         ids = table.ids(rows) if window else []
         overhead = MESSAGE_OVERHEAD + len(session.client_id)
         sizes = message_sizes(table, rows, overhead, HEADER_OVERHEAD, self._next)
-        if window:
-            self._recent.forget(now)
         more = sum(sizes)
         if not any(ids) and self._has_room(len(rows), more):
             self._add_rows(session, table, rows, sizes, more, now)
@@ -288,12 +289,12 @@ class Queue:
         RefusedError: `busy` where the queue is full, `bad_request` where the delay is no number.
         """
         identity = _identity(message, producer) if self.settings.dedup_window else ""
+        size = size_of(message)
         if not dead:
-            self._recent.forget(now)
-            if self._recent.has(identity, now):
+            if identity and self._recent.has(identity, now):
                 self._vitals.count_dropped("duplicate")
                 return
-            self._check_room(size_of(message))
+            self._check_room(size)
         due = 0.0
         if not dead and (delay := message.headers.get(DELAY, "")):
             due = now + check_number(delay, DELAY, most=MOST_DELAY) / 1000
@@ -304,6 +305,7 @@ class Queue:
             self._remember(identity, now, keep=bool(producer is not None and producer.client_id))
         kept = replace(
             message,
+            op=Op.ENQUEUE,
             address=self.settings.name,  # a dead letter had another one
             id=message.id or f"q{sequence}",
             source=message.source if producer is None else producer.client_id,
@@ -317,7 +319,7 @@ class Queue:
             0,
             now + lives + epoch if lives else 0.0,
             due + epoch if due else 0.0,
-            size_of(kept),
+            size + len(kept.id) - len(message.id) + len(kept.source) - len(message.source),
         )
         self._capture.put(stored)
         self._contents.add(sequence, kept)
@@ -326,6 +328,7 @@ class Queue:
         self.bytes += stored.size
         if due:
             self._ready.add_later(due, sequence)
+            self._wake_by(due)
         elif kept.priority:
             self._ready.add(sequence, kept.priority)
         else:
@@ -335,8 +338,10 @@ class Queue:
     def _remember(self, identity: str, now: float, *, keep: bool) -> None:
         """Take the id of a producer's message once."""
         until = now + self.settings.dedup_window
+        self._recent.forget(now)
         if self._recent.add(identity, until):
             self._vitals.counters["ids_forgotten"] += 1
+        self._wake_by(until)
         if keep:
             self._engine.remember_id(self.settings.name, identity, until + self._vitals.epoch)
 
@@ -392,11 +397,14 @@ class Queue:
             consumer = self._consumers[session] = Consumer(session, 0)
         pull = Pull(consumer, request, count)
         self._pulls[pull] = consumer.pulls[pull] = None
-        if wait:
-            self._pull_ends.set(pull, now + wait)
         pulls.add(session)
         self.dispatch(now)
-        if not wait and pull in self._pulls:
+        if pull not in self._pulls:
+            return
+        if wait:
+            self._pull_ends.set(pull, now + wait)
+            self._wake_by(now + wait)
+        else:
             self._end_pull(pull)
 
     def ack(self, session: Endpoint, identity: str, now: float) -> None:
@@ -491,7 +499,7 @@ class Queue:
                     op=op,
                     target=session.client_id,
                     dialect=session.dialect,
-                    parameters=Parameters(attempt=attempts),
+                    parameters=_delivery(attempts),
                 ),
                 now,
             )
@@ -514,7 +522,8 @@ class Queue:
     def dispatch(self, now: float) -> None:
         """Deliver ready messages to consumers that have room."""
         self._hand_out(now)
-        self._schedule()
+        if self._ready.first is not None:  # deadlines are scheduled when they are set
+            self._schedule()
 
     def _schedule(self) -> None:
         """Have `tick` called when there is something to do."""
@@ -528,6 +537,11 @@ class Queue:
             if self._free and self.settings.mode != "pull":
                 due = 0.0  # whoever has no room in its outbox now may have it soon
             due = min(due, self._ends.get(first, due))
+        if due < self._wakes_at:
+            self._wake_at(due)
+
+    def _wake_by(self, due: float) -> None:
+        """Have `tick` called at this time, or before."""
         if due < self._wakes_at:
             self._wake_at(due)
 
@@ -545,7 +559,7 @@ class Queue:
             while (due := self._ready.pop_due(now)) is not None:
                 self._make_ready(due)
             if self._ready.first is None:
-                if not len(self) and len(self._contents):
+                if len(self._contents) and not len(self):
                     self._contents.clear()
                 return
             if self._drop_first(now):
@@ -570,9 +584,10 @@ class Queue:
                 continue
             if ready.first is None:
                 break
-            if self._ends or ready.has_single:
+            if most == 1 or self._ends or ready.has_single:
                 taken.append(ready.pop())
-                room -= messages.size(taken[-1])
+                if most > 1:
+                    room -= messages.size(taken[-1])
             else:
                 run, room = ready.pop_run(most - len(taken), room, messages.sizes)
                 taken.extend(run)
@@ -663,6 +678,8 @@ class Queue:
 
     def _deliver(self, sequences: list[int], consumer: Consumer, now: float) -> int:
         """Deliver messages to one consumer; return how many it got."""
+        if len(sequences) == 1:
+            return int(self._deliver_one(sequences[0], [consumer], now))
         delivered = 0
         for chunk, run in self._contents.runs(sequences):
             table = chunk.table if chunk is not None else None
@@ -718,8 +735,7 @@ class Queue:
         if not session.acknowledges:
             self._done(run)
             return True
-        lease = Lease({one: k for k, one in enumerate(run)}, {consumer: ids}, told)
-        self._leases.add(lease, now + self.settings.ack_timeout)
+        self._lend(Lease({one: k for k, one in enumerate(run)}, {consumer: ids}, told), now)
         consumer.held.update((identity, one) for one, identity in ids.items())
         self._note_room(consumer)
         for begin, end in runs(run):
@@ -733,16 +749,17 @@ class Queue:
             self._lost([sequence])
             return False
         attempts = self._messages.attempts(sequence) + 1
-        said = message.parameters.but(attempt=attempts)
+        said = message.parameters
+        said = _delivery(attempts) if said is NO_PARAMETERS else said.but(attempt=attempts)
         name = self.settings.name
         told = Message(address=name, id=message.id, source=message.source)
         lease = Lease({sequence: 0}, {}, told)
         self._engine.count_attempts(name, sequence, 1, attempts)
         done = False
         for position, taker in enumerate(takers):
-            first = Flag.FIRST if attempts == 1 and position == 0 else NO_FLAGS
+            is_first = attempts == 1 and position == 0
             identity = f"q{sequence}" if message.id in taker.held else message.id
-            flags = first | message.flags & Flag.TEXT
+            flags = _DELIVERY_FLAGS[is_first][bool(message.flags & Flag.TEXT)]
             delivery = replace(message, op=Op.DELIVER, id=identity, flags=flags, parameters=said)
             if not taker.session.send(delivery):
                 self._vitals.count_dropped("undeliverable")
@@ -757,7 +774,7 @@ class Queue:
             else:
                 done = True
         if lease.holders:
-            self._leases.add(lease, now + self.settings.ack_timeout)
+            self._lend(lease, now)
         if done:
             if lease.holders:
                 self._release(sequence)
@@ -766,6 +783,12 @@ class Queue:
             self._bury(sequence, "undeliverable", now)
             return False
         return True
+
+    def _lend(self, lease: Lease, now: float) -> None:
+        """Let consumers hold messages, until they must be acknowledged."""
+        until = now + self.settings.ack_timeout
+        self._leases.add(lease, until)
+        self._wake_by(until)
 
     def _end_pull(self, pull: Pull) -> None:
         """Remove a pull that is complete or has timed out, and tell its session."""
@@ -781,6 +804,11 @@ class Queue:
 
     def _done(self, sequences: Sequence[int]) -> None:
         """Forget messages."""
+        if len(sequences) == 1:
+            self.bytes -= self._messages.size(sequences[0])
+            self._ends.pop(sequences[0], None)
+            self._engine.drop(self.settings.name, sequences[0])
+            return
         for begin, end in runs(sequences):
             self.bytes -= sum(self._messages.sizes(begin, end))
             if self._ends:
@@ -890,10 +918,16 @@ class Queue:
         return len(moved)
 
 
-@cache
+@lru_cache
+def _delivery(attempts: int) -> Parameters:
+    """Return the parameters of a message that is delivered this many times, this one included."""
+    return Parameters(attempt=attempts)
+
+
+@lru_cache
 def _attempt(attempts: int) -> bytes:
     """Return the header that says how often a message was delivered, in a table's one form."""
-    return packed(Parameters(attempt=attempts))
+    return packed(_delivery(attempts))
 
 
 def _not_held(identity: str) -> RefusedError:

@@ -733,7 +733,9 @@ class Engine:
         _check_size(stored.message.payload)
         self.touch()
         captured = captured and self.partitions > 0
-        message = replace(stored.message, op=Op.ENQUEUE, address=stored.queue)
+        message = stored.message
+        if message.op is not Op.ENQUEUE or message.address != stored.queue:
+            message = replace(message, op=Op.ENQUEUE, address=stored.queue)
         place = self._collect(message, message.timestamp, queue.partition, logged=captured)
         put = Put(
             queue.number,

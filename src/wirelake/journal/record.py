@@ -376,7 +376,7 @@ class QueueChanges:
     def put(self, put: Put) -> None:
         """Messages came in; a run that goes on where the last one ended is one with it."""
         varying = 0
-        values = []
+        values: list[int] = []
         for bit, value in enumerate(put[5:9]):
             if isinstance(value, int):
                 values.append(value)

@@ -147,7 +147,9 @@ class _Chunk:
         if self.attempts is None:
             self.attempts = array("I", [0]) * len(self.how)
         stop = min(stop, len(self.how))
-        if first < stop:
+        if stop - first == 1:
+            self.attempts[first] = attempts
+        elif first < stop:
             self.attempts[first:stop] = array("I", [attempts]) * (stop - first)
 
     def drop(self, first: int, stop: int) -> int:
@@ -291,6 +293,10 @@ class References:
 
     def attempt(self, sequence: int, count: int, attempts: int) -> None:
         """Set how often a run of messages was delivered."""
+        if count == 1:
+            if (one := self._chunks.get(sequence - sequence % CHUNK)) is not None:
+                one.attempt(sequence - one.base, sequence - one.base + 1, attempts)
+            return
         for chunk, first, stop in self._touched(sequence, count):
             chunk.attempt(first, stop, attempts)
 
