@@ -566,7 +566,7 @@ class Queue:
                 continue
             if self._pulls:
                 handed_out = self._hand_to_pull(now)
-            elif self.settings.mode == "pull":
+            elif not self._free or self.settings.mode == "pull":
                 return
             elif self.settings.mode == "push":
                 handed_out = self._push(now)
