@@ -235,6 +235,27 @@ def test_a_client_that_asks_for_much_gives_way_to_others() -> None:
     assert desk.node.vitals.counters["gave_way"] >= 7
 
 
+def test_a_client_that_makes_queues_gives_way_more_often_than_one_that_uses_them() -> None:
+    desk = Desk()
+    client = desk.client("kobold-3")
+    asked = [Message(op=Op.DEQUEUE, address=f"q/{k}", correlation_id=f"{k}") for k in range(1000)]
+    client.send(*asked)
+    made = desk.node.vitals.counters["gave_way"]
+    assert made >= 80
+    client.send(*asked)
+    assert desk.node.vitals.counters["gave_way"] - made < made / 5
+    assert len(client.take()) == 2000
+
+
+def test_a_client_that_leaves_thousands_of_queues_costs_a_look_at_each() -> None:
+    desk = Desk()
+    client = desk.client("kobold-3")
+    client.send(
+        *(Message(op=Op.DEQUEUE, address=f"q/{k}", correlation_id=f"{k}") for k in range(1000))
+    )
+    assert steps(lambda: client.session.lost("gone")) < 20 * 1000
+
+
 def test_a_publisher_to_ever_new_addresses_gives_way_to_others() -> None:
     desk = Desk()
     client = desk.client("boson-text")

@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wirelake.journal.record import Put
-from wirelake.journal.state import CHUNK, References
+from wirelake.journal.record import Change, Entry, Note, Put, QueueChanges, Record
+from wirelake.journal.state import CHUNK, PartitionState, References
 
 #: Sequences around the border between two chunks.
 FIRST = CHUNK - 20
@@ -77,3 +77,46 @@ def test_columns_say_what_a_dictionary_says(
         for k in range(run.count)
     ]
     assert shown == expected
+
+
+def test_a_checkpoint_of_many_queues_has_few_parts_and_says_the_same() -> None:
+    state = PartitionState()
+    changes = QueueChanges()
+    for number in range(1, 3_001):
+        changes.declare(number, 1, b'{"name":"q%d"}' % number)
+        if number % 3 == 0:
+            changes.put(Put(number, 1, number % 7 + 1, number * 10, size=5))
+        if number % 5 == 0:
+            changes.attempt(number, 1, 1, 2)
+    changes.put(Put(7, 1, 40_000, 100_000, size=1))  # one with more than a part holds
+    state.change_queues(changes)
+    seen = [
+        Entry(Change.SET, b"id", number=number, until=100, note=Note.SEEN)
+        for number in range(1, 3_001, 2)
+    ]
+    state.change_entries(iter(seen))
+    parts = list(state.parts(50))
+    assert len(parts) < 20
+    again = PartitionState()
+    for part in parts:
+        again.apply(Record(part.type, [b"".join(part.body)]))
+    assert again.next_queue == state.next_queue
+    for number, queue in state.queues.items():
+        other = again.queues[number]
+        assert (other.settings, other.following) == (queue.settings, queue.following)
+        assert list(other.messages) == list(queue.messages)
+        assert other.ids == queue.ids
+
+
+def test_a_queue_that_is_removed_between_two_parts_has_no_more_of_them() -> None:
+    state = PartitionState()
+    changes = QueueChanges()
+    for number in (1, 2):
+        changes.declare(number, 1, b"{}")
+        changes.put(Put(number, 1, 40_000, 0, size=1))
+    state.change_queues(changes)
+    parts = state.parts(0)
+    next(parts)
+    del state.queues[1]
+    for part in parts:
+        assert {put.queue for put in QueueChanges.parse(b"".join(part.body)).puts()} <= {2}

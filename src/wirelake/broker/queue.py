@@ -381,9 +381,10 @@ class Queue:
             self._remove_pull(pull)
         consumer.prefetch = 0
         self._note_room(consumer)
-        for sequence in list(consumer.held.values()):
-            self._give_back(consumer, sequence)
-        self.dispatch(now)
+        if consumer.held:
+            for sequence in list(consumer.held.values()):
+                self._give_back(consumer, sequence)
+            self.dispatch(now)
 
     def pull(
         self, session: Endpoint, request: Message, count: int, wait: float, now: float

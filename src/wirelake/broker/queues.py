@@ -30,6 +30,8 @@ MAX_NAME = MAX_ADDRESS - len(DEAD)
 STANDSTILL = 1.0
 #: Queues that one tick of the clock looks after; the others have to wait for the next.
 QUEUES_AT_ONCE = 1_000
+#: The work of making a queue, as `Vitals.work` counts it.
+DECLARED = 20
 #: A list of queues on the wire has at most this many.
 LISTED = 1_000
 
@@ -193,6 +195,7 @@ class Queues:
 
     def _make(self, settings: QueueSettings) -> Queue:
         name = settings.name
+        self._vitals.work += DECLARED
         self._engine.declare(settings)
         self._queues[name] = queue = Queue(self._shared, settings)
         self._topics.turn_into_queue(name, queue)

@@ -345,10 +345,17 @@ class Engine:
             raise
 
     @classmethod
-    def in_memory(cls, *, partitions: int = 0, log_bytes: int = 0) -> Engine:
+    def in_memory(
+        cls,
+        *,
+        loop: asyncio.AbstractEventLoop | None = None,
+        partitions: int = 0,
+        log_bytes: int = 0,
+    ) -> Engine:
         """Keep everything in memory; of the log at most `log_bytes`, if given, the latest."""
         journal = MemoryJournal(partitions=partitions or 1, log_bytes=log_bytes)
-        return cls(journal, capture=partitions > 0, checkpoint_bytes=CHECKPOINT_BYTES_IN_MEMORY)
+        checkpoint_bytes = CHECKPOINT_BYTES_IN_MEMORY
+        return cls(journal, loop=loop, capture=partitions > 0, checkpoint_bytes=checkpoint_bytes)
 
     # Partitions
 
@@ -1232,15 +1239,22 @@ class Engine:
             self._private.following(partition),
             self._states[partition].parts(now),
         )
-        if self._loop is None:
+        if self._checkpoint_timer is None and not self._write_parts_later():
             while self._checkpoints:
                 self._write_parts()
-        elif self._checkpoint_timer is None:
-            self._checkpoint_timer = self._loop.call_later(PART_EVERY, self._write_parts)
+
+    def _write_parts_later(self) -> bool:
+        """Write more of the checkpoints soon; False where no loop runs that could do it."""
+        loop = self._loop or _running_loop()
+        if loop is not None and not loop.is_closed():
+            self._checkpoint_timer = loop.call_later(PART_EVERY, self._write_parts)
+        return self._checkpoint_timer is not None
 
     def _write_parts(self) -> None:
         """Write the next part of each checkpoint, and finish those that have no more."""
-        self._checkpoint_timer = None
+        if self._checkpoint_timer is not None:
+            self._checkpoint_timer.cancel()
+            self._checkpoint_timer = None
         if self._closed:
             return
         for partition, one in list(self._checkpoints.items()):
@@ -1259,10 +1273,8 @@ class Engine:
                 self.journal.keep(partition, needed)
                 self._changed[partition] = 0
         self.touch()
-        if self._loop is None:
-            return
         if self._checkpoints:
-            self._checkpoint_timer = self._loop.call_later(PART_EVERY, self._write_parts)
+            self._write_parts_later()
 
     def checkpoint(self) -> None:
         """Write the state of all partitions now, and let the journal forget what is not needed."""
@@ -1291,12 +1303,17 @@ class _Named(msgspec.Struct):
     name: str
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that runs on this thread, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def _other_thread(loop: asyncio.AbstractEventLoop) -> bool:
     """Is this not the thread of a loop?"""
-    try:
-        return asyncio.get_running_loop() is not loop
-    except RuntimeError:
-        return True
+    return _running_loop() is not loop
 
 
 def _run(actions: list[_Action], failed: set[int]) -> None:

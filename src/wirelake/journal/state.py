@@ -38,6 +38,8 @@ CHUNK = 1024
 #: A part of a checkpoint has about this many messages, entries, or bytes of entries.
 PART = 1 << 14
 PART_BYTES = 1 << 20
+#: What the settings of a queue count for in it (messages).
+DECLARED = 32
 
 _LIVE, _PRIVATE, _TEXT = 1, 2, 4
 
@@ -403,20 +405,17 @@ class References:
                     else:
                         yield base + k, base + k + 1
 
-    def write(self, queue: int) -> Iterator[QueueChanges]:
-        """Yield the messages as changes, a part at a time; others may be made meanwhile."""
-        changes, count = QueueChanges(), 0
-        for base in sorted(self._chunks):
-            chunk = self._chunks.get(base)
-            if chunk is None:
-                continue
-            _write_chunk(chunk, queue, changes)
-            count += chunk.live
-            if count >= PART:
-                yield changes
-                changes, count = QueueChanges(), 0
-        if count:
-            yield changes
+    def chunks(self) -> list[int]:
+        """Return the numbers of the chunks that there are, for `write`."""
+        return sorted(self._chunks)
+
+    def write(self, number: int, queue: int, changes: QueueChanges) -> int:
+        """Add the messages of a chunk to the changes of a queue; return how many there are."""
+        chunk = self._chunks.get(number)
+        if chunk is None:
+            return 0
+        _write_chunk(chunk, queue, changes)
+        return chunk.live
 
     def places(self, *, private: bool) -> Iterator[tuple[int, int]]:
         """Yield the ranges of places that messages are at; not in order."""
@@ -545,6 +544,8 @@ class PartitionState:
         log: list[tuple[int, int]] = []
         private: list[tuple[int, int]] = []
         for queue in self.queues.values():
+            if not len(queue.messages):
+                continue
             log += queue.messages.places(private=False)
             private += queue.messages.places(private=True)
         return Needed(_merged(log), _merged(private), offset, slot)
@@ -554,17 +555,27 @@ class PartitionState:
 
         Ids whose time (µs) is over are left out.
         """
-        for queue in list(self.queues.values()):
+        changes, weight = QueueChanges(), 0
+        queues = list(self.queues.values())
+        for queue in queues:
             if queue.number not in self.queues:
                 continue
-            declared = QueueChanges()
-            declared.declare(queue.number, queue.following, queue.settings)
-            yield declared.record()
-            for changes in queue.messages.write(queue.number):
-                if queue.number not in self.queues:
-                    break  # it was removed meanwhile
+            changes.declare(queue.number, queue.following, queue.settings)
+            weight += DECLARED
+            for chunk in queue.messages.chunks():
+                if weight >= PART:
+                    yield changes.record()
+                    changes, weight = QueueChanges(), 0
+                    if queue.number not in self.queues:
+                        break  # it was removed meanwhile
+                weight += queue.messages.write(chunk, queue.number, changes)
+            if weight >= PART:
                 yield changes.record()
-            yield from _entries(Type.NOTES, _seen(queue, now))
+                changes, weight = QueueChanges(), 0
+        if weight:
+            yield changes.record()
+        seen = (one for queue in queues if queue.number in self.queues for one in _seen(queue, now))
+        yield from _entries(Type.NOTES, seen)
         names = list(self.keys)
         yield from _entries(Type.KEYS, (_entry(name, self.keys.get(name)) for name in names))
 

@@ -69,7 +69,7 @@ async def _run(
         finally:
             await joined.close()
         return
-    engine = Engine.in_memory() if memory else open_engine(settings, loop)
+    engine = Engine.in_memory(loop=loop) if memory else open_engine(settings, loop)
     try:
         await _serve(Server.configured(settings, engine), settings, read, show)
     finally:
