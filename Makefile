@@ -27,7 +27,7 @@ run: setup ## everything: the broker, HTTP and the pipeline into data/lake, with
 	.venv/bin/wirelake up
 
 test: setup build/plain/.done ## all tests but the long ones, then those of the kernels on plain kernels
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 2 --dist worksteal
 	PYTHONPATH=build/plain WIRELAKE_EXPECT=plain $(PY) -m pytest -n 2 $(KERNEL_TESTS)
 
 soak: setup ## the long tests, then 120 kills of a broker (about 15 minutes); nothing acknowledged may be lost
