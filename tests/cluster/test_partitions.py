@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from tests.cluster.servers import Servers
@@ -26,7 +27,7 @@ from wirelake.journal.arrow_stream import decode
 from wirelake.journal.engine import Engine, Entry
 from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
 from wirelake.journal.streams import Access
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 #: nats-py leaves a socket behind where a server was killed or stands still.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -387,6 +388,38 @@ async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_r
         thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
         await asyncio.to_thread(thief.recover, broker.engine.home("key"))
         assert await ask(ann, read) is None, "it may be old"
+        await asyncio.to_thread(thief.close)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (Message(op=Op.READ, address="none"), "not_found"),
+        (Message(op=Op.UPDATE, address="none"), "not_found"),
+        (Message(op=Op.CREATE, address="key"), "exists"),
+        (Message(op=Op.UPDATE, address="key", parameters=Parameters(rev=7)), "conflict"),
+        (Message(op=Op.DELETE, address="key", parameters=Parameters(rev=7)), "conflict"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.op.label,
+)
+async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_refuses(
+    asked: Message, code: str, nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    """A refusal tells what a key is like, as a read does (decision 91)."""
+    async with one_broker(nats, prefix, tmp_path / "a") as broker:
+        ann, done = broker.client("kobold-3"), broker.engine.statistics
+        made = Message(op=Op.CREATE, address="key", payload=b"1", correlation_id="c")
+        assert await ask(ann, made) is not None
+        asked = replace(asked, correlation_id="r")
+        await asyncio.sleep(TIMING.lease * 1.2)
+        before = done.commits
+        assert (answer := await ask(ann, asked)) is not None
+        assert answer.parameters.code == code
+        assert done.commits - before == 1
+        await asyncio.sleep(TIMING.lease * 1.2)
+        thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
+        await asyncio.to_thread(thief.recover, broker.engine.home(asked.address))
+        assert await ask(ann, asked) is None, "it may be otherwise by now"
         await asyncio.to_thread(thief.close)
 
 

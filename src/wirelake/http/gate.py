@@ -70,13 +70,15 @@ class Gate:
                 return
             done: Future[T] = Future()
             _settle(done, change)
-            if done.exception() is not None:
-                told.set_exception(done.exception())
+            error = done.exception()
+            if error is None:
+                tell = lambda: told.set_result(done.result())  # noqa: E731
             else:
-                self.node.engine.after(
-                    lambda: told.set_result(done.result()),
-                    failed=lambda: told.set_exception(_unknown()),
-                )
+                tell = lambda: told.set_exception(error)  # noqa: E731
+            if error is None or (isinstance(error, RefusedError) and error.waits):
+                self.node.engine.after(tell, failed=lambda: told.set_exception(_unknown()))
+            else:
+                tell()
 
         self._post(call)
         return await self._until_durable(asyncio.wrap_future(told))

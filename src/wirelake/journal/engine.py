@@ -124,6 +124,9 @@ TAKE_BACK = 0.5
 #: Places that are read together although some between them are not wanted.
 GAP = 4096
 
+#: The key that is written where a node has to prove that it still owns a partition.
+PROOF = "$proof"
+
 #: What a batch raises that is no batch of the log.
 UNDECODABLE = (pa.ArrowException, OSError, RuntimeError, ValueError, LookupError, StopIteration)
 
@@ -359,6 +362,14 @@ class Engine:
     def answers_for(self, partition: int) -> bool:
         """Whether this node tells of a partition's rows: it is taken up, or nobody else can."""
         return self._is_sole_owner or partition in self._here
+
+    def prove(self, partition: int) -> None:
+        """Write a record, unless this node certainly owns a partition now.
+
+        It owned the partition if everything that was written becomes durable.
+        """
+        if not self.may_read(partition):
+            self.write_entry(Entry(PROOF, 1, None), partition=partition)
 
     @property
     def is_shared(self) -> bool:
