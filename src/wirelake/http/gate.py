@@ -71,10 +71,13 @@ class Gate:
             done: Future[T] = Future()
             _settle(done, change)
             error = done.exception()
-            if error is None:
-                tell = lambda: told.set_result(done.result())  # noqa: E731
-            else:
-                tell = lambda: told.set_exception(error)  # noqa: E731
+
+            def tell() -> None:
+                if error is None:
+                    told.set_result(done.result())
+                else:
+                    told.set_exception(error)
+
             if error is None or (isinstance(error, RefusedError) and error.waits):
                 self.node.engine.after(tell, failed=lambda: told.set_exception(_unknown()))
             else:
