@@ -824,8 +824,13 @@ class Queue:
             self._engine.drop(self.settings.name, begin, end - begin)
 
     def _lost(self, sequences: list[int]) -> None:
-        """Forget messages that are damaged on the disk, and report them."""
+        """Forget messages that are damaged on the disk, and report them.
+
+        A node of a cluster fetches them again, and delivers them after that.
+        """
         name = self.settings.name
+        if self._engine.fetch_again(self._engine.home(name)):
+            return
         self._engine.report_lost(f"messages {sequences[0]} to {sequences[-1]} of the queue {name}")
         self._done(sequences)
 

@@ -42,7 +42,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -437,6 +437,18 @@ class Engine:
         for listener in self.listeners:
             listener(partition, False)
 
+    def fetch_again(self, partition: int) -> bool:
+        """Lose a partition whose copy here is damaged, once this turn is over.
+
+        Returns False where nobody else has what cannot be read here.
+        """
+        if not self.journal.can_fetch_again(partition):
+            return False
+        why = f"the copy of partition {partition} is damaged, and is fetched again"
+        lose = lambda: self.lose(partition, why)  # noqa: E731
+        self.after(lose, failed=lose)
+        return True
+
     def _take_back(self) -> None:
         """Take up again what was lost although nobody else owns it."""
         self._take_back_timer = None
@@ -479,6 +491,10 @@ class Engine:
             name = wanted.pop(place)
             known = state.keys[name]
             state.keys[name] = Value(known.revision, bytes(message.payload), known.until)
+        if wanted and self.journal.can_fetch_again(partition):
+            self._states[partition] = PartitionState()
+            text = f"the copy of partition {partition} is damaged, and is fetched again"
+            raise EngineError(text, retriable=True)
         for place, name in wanted.items():
             known = state.keys[name]  # deleted, so that its revision is not given out again
             state.keys[name] = Value(known.revision, None, known.until)
@@ -498,6 +514,9 @@ class Engine:
             else:
                 queue = self._queues[settings.name] = _Queue(settings, partition, one)
                 self._reserve(queue)
+                if self.is_shared:  # another node's clock may be wrong: their time begins again
+                    ends = _microseconds(time.time() + settings.dedup_window)
+                    one.ids = OrderedDict.fromkeys(one.ids, ends)
 
     def _settings(self, partition: int, queue: QueueState) -> QueueSettings | None:
         """A queue's settings, the defaults where they cannot be read; None where it has no name."""
@@ -730,7 +749,7 @@ class Engine:
         for one in references:
             if (one.private, one.place) in found:
                 stored.append(_stored(queue, one, found.pop((one.private, one.place))))
-            elif self.is_durable(queue, one.sequence, 1):
+            elif self.is_durable(queue, one.sequence, 1) and not self.fetch_again(known.partition):
                 self._tell_damage(f"message {one.sequence} of the queue {queue} is lost")
                 self.drop(queue, one.sequence)
         return stored
