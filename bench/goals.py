@@ -17,6 +17,7 @@ BEST = "best peer"
 HALF, MEMORY, UDF, WRITER = "half the rows", "memory", "plain UDF", "Spark's writer"
 ARROW_UDF = "Arrow UDF"
 WITHOUT_CAPTURE = "no capture"
+ALONE = "one broker"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Goal:
 
 
 NATS, MOSQUITTO = "nats-server", "mosquitto"
+SYNCED = "JetStream, synced"
 
 GOALS = (
     Goal("pubsub", "1 → 1, * → *", 0.5, NATS,
@@ -72,6 +74,20 @@ GOALS = (
          text="a stream keeps its rate beside a client that waits for the disk each time"),
     Goal("durable", "paced publisher, share of its pace", 0.7, WITHOUT_CAPTURE,
          text="below the disk's rate, capture costs a publisher at most 30 %"),
+    Goal("cluster", "pub/sub at the owner", 0.8, ALONE,
+         text="both clients at the node that owns the address, beside a broker without a cluster"),
+    Goal("cluster", "pub/sub from the owner to another node", 0.5, NATS,
+         text="from one node to another, beside two servers of a NATS cluster"),
+    Goal("cluster", "acked publishes, *", 1, SYNCED,
+         text="answered publishes, beside JetStream with three replicas, all synced"),
+    Goal("cluster", "queue put-get-ack, *", 1, SYNCED,
+         text="put, get and ack, beside work queues of JetStream with three replicas, all synced"),
+    Goal("cluster", "silence, drain", 0.5, at_most=True,
+         text="seconds without an answer while a node is drained"),
+    Goal("cluster", "silence, node killed", 5, at_most=True,
+         text="seconds without an answer after the kill of a node"),
+    Goal("cluster", "silence, NATS server killed", 10, at_most=True,
+         text="seconds without an answer after the kill of a NATS server"),
     Goal("mqtt", "QoS 0, *", 5, MOSQUITTO, text="one publisher, one subscriber, QoS 0"),
     Goal("mqtt", "QoS [12], *, no capture", 2, MOSQUITTO,
          text="QoS 1 and 2 from 64 publishers with a window of 20, nothing kept"),

@@ -46,6 +46,7 @@ SECTIONS = {
     "pubsub": Section("Pub/sub, nothing kept", "bench.broker", "pubsub", 230, 15),
     "latency": Section("Round trips of requests", "bench.broker", "latency", 50, 5),
     "durable": Section("Durable", "bench.durable", "section", 260, 20),
+    "cluster": Section("A cluster", "bench.cluster", "section", 240, 130),
     "mqtt": Section("MQTT", "bench.mqtt", "section", 180, 15),
     "backlog": Section("Queues in streams, and long ones", "bench.backlog", "section", 330, 30),
     "attacks": Section("Others, while one client attacks", "bench.attacks", "section", 90, 25),

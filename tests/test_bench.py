@@ -147,6 +147,23 @@ def test_one_run_gives_a_table_a_json_and_a_page_that_can_be_made_again(tmp_path
 
 
 @pytest.mark.soak
+@pytest.mark.skipif(Nats.binary() is None, reason="nats-server is not installed")
+def test_a_cluster_is_measured_beside_nats_and_one_broker(tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    result = run("--quick", "--only", "cluster", "--json", file)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = by_name(json.loads(file.read_text(encoding="utf-8")), "cluster")
+    assert found["pub/sub at the owner"]["figures"].keys() == {OURS, "one broker"}
+    between = found["pub/sub from the owner to another node"]
+    assert between["figures"].keys() == {OURS, "nats-server"}
+    for name in ("acked publishes, 64 clients", "queue put-get-ack, 64 clients"):
+        assert found[name]["figures"].keys() == {OURS, "JetStream, synced"}
+        assert found[name]["wanted"] == "≥ 1 × JetStream, synced"  # noqa: RUF001 - times it is
+    for name in ("drain", "node killed", "NATS server killed"):
+        assert 0 < found[f"silence, {name}"]["figures"][OURS] < 60
+
+
+@pytest.mark.soak
 def test_a_section_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     java = tmp_path / "jvm" / "bin" / "java"
     java.parent.mkdir(parents=True)

@@ -37,12 +37,17 @@ class ProtocolError(WirelakeError):
 
 
 class RefusedError(WirelakeError):
-    """A well-formed request that was refused; the connection stays open."""
+    """A well-formed request that was refused; the connection stays open.
 
-    def __init__(self, code: str, text: str = "") -> None:
+    One that `waits` tells what a broker has: it holds, as the answer to a read does, once
+    everything that was written is durable.
+    """
+
+    def __init__(self, code: str, text: str = "", *, waits: bool = False) -> None:
         super().__init__(code, text)
         self.code = code
         self.text = text
+        self.waits = waits
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}" if self.text else self.code

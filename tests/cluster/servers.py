@@ -38,6 +38,8 @@ class Servers:
         #: Further settings of JetStream.
         self.jetstream = jetstream
         self.count = count
+        #: The port at which others reach the route of a server, where that is not its own.
+        self.ways: dict[int, int] = {}
         ports = free_ports(3 * count)
         self.ports, self._routes, self._monitors = (
             ports[:count],
@@ -52,10 +54,15 @@ class Servers:
         return [f"nats://127.0.0.1:{port}" for port in self.ports]
 
     def _configure(self, number: int) -> Path:
-        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
-        cluster = (
-            f"cluster {{ name: C, listen: 127.0.0.1:{self._routes[number]}, routes: [{routes}] }}"
-        )
+        # A server that others reach by another way is called by them. It calls itself alone, which
+        # has no effect: a cluster with JetStream wants at least one route.
+        called = [self.ways.get(k, port) for k, port in enumerate(self._routes)]
+        routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in called)
+        listen = f"listen: 127.0.0.1:{self._routes[number]}"
+        if number in self.ways:
+            routes = f'"nats://127.0.0.1:{self.ways[number]}"'
+            listen += f', advertise: "127.0.0.1:{self.ways[number]}"'
+        cluster = f"cluster {{ name: C, {listen}, routes: [{routes}] }}"
         path = self.folder / f"{number}.conf"
         path.write_text(
             f"""
@@ -67,6 +74,10 @@ class Servers:
             """
         )
         return path
+
+    def route(self, number: int) -> int:
+        """The port at which other servers reach this one."""
+        return self._routes[number]
 
     def launch(self, number: int) -> subprocess.Popen[bytes]:
         """Start one server."""

@@ -9,8 +9,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from tests.broker.desk import Client, Desk
 from tests.cluster.servers import Servers
@@ -23,10 +25,10 @@ from wirelake.cluster.node import ClusterNode
 from wirelake.cluster.partitions import SharedPartitions
 from wirelake.errors import EngineError
 from wirelake.journal.arrow_stream import decode
-from wirelake.journal.engine import Engine, Entry
+from wirelake.journal.engine import Engine, Entry, QueueSettings
 from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
 from wirelake.journal.streams import Access
-from wirelake.message import Flag, Message, Op
+from wirelake.message import Flag, Message, Op, Parameters
 
 #: nats-py leaves a socket behind where a server was killed or stands still.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -387,6 +389,109 @@ async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_answers_r
         thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
         await asyncio.to_thread(thief.recover, broker.engine.home("key"))
         assert await ask(ann, read) is None, "it may be old"
+        await asyncio.to_thread(thief.close)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [
+        (Message(op=Op.READ, address="none"), "not_found"),
+        (Message(op=Op.UPDATE, address="none"), "not_found"),
+        (Message(op=Op.CREATE, address="key"), "exists"),
+        (Message(op=Op.UPDATE, address="key", parameters=Parameters(rev=7)), "conflict"),
+        (Message(op=Op.DELETE, address="key", parameters=Parameters(rev=7)), "conflict"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.op.label,
+)
+async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_refuses(
+    asked: Message, code: str, nats: Servers, prefix: str, tmp_path: Path
+) -> None:
+    """A refusal tells what a key is like, as a read does (decision 91)."""
+    async with one_broker(nats, prefix, tmp_path / "a") as broker:
+        ann, done = broker.client("kobold-3"), broker.engine.statistics
+        made = Message(op=Op.CREATE, address="key", payload=b"1", correlation_id="c")
+        assert await ask(ann, made) is not None
+        asked = replace(asked, correlation_id="r")
+        await asyncio.sleep(TIMING.lease * 1.2)
+        before = done.commits
+        assert (answer := await ask(ann, asked)) is not None
+        assert answer.parameters.code == code
+        assert done.commits - before == 1
+        await asyncio.sleep(TIMING.lease * 1.2)
+        thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
+        await asyncio.to_thread(thief.recover, broker.engine.home(asked.address))
+        assert await ask(ann, asked) is None, "it may be otherwise by now"
+        await asyncio.to_thread(thief.close)
+
+
+async def lapse(broker: Broker, name: str) -> None:
+    """Wait until the lease of the partition of a name has run out."""
+    partition = broker.engine.home(name)
+    await until(lambda: not broker.engine.may_read(partition))
+
+
+#: How a client takes a message of a queue: its dialect, what it asks, the messages that come then.
+TAKERS = {
+    "pull": ("kobold-3", Message(op=Op.DEQUEUE, address="work", correlation_id="d"), 2),
+    "pull that waits": (
+        "kobold-3",
+        Message(
+            op=Op.DEQUEUE, address="work", correlation_id="d", parameters=Parameters(wait=60.0)
+        ),
+        2,
+    ),
+    "consumer": ("kobold-3", Message(op=Op.SUBSCRIBE, address="work", correlation_id="s"), 2),
+    "published client": ("tmq-1.01", Message(address="work", id="7", flags=Flag.RESPONSE), 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "mode"),
+    [
+        ("pull", "pull"),
+        ("pull that waits", "pull"),
+        ("published client", "pull"),
+        ("consumer", "round-robin"),
+        ("consumer", "push"),
+    ],
+)
+async def test_an_owner_past_its_lease_proves_that_it_is_one_before_it_delivers(
+    way: str,
+    mode: Literal["round-robin", "push", "pull"],
+    nats: Servers,
+    prefix: str,
+    tmp_path: Path,
+) -> None:
+    """decision 91"""
+    dialect, asked, expected = TAKERS[way]
+    async with one_broker(nats, prefix, tmp_path / "a") as broker:
+        broker.node.queues.declare(QueueSettings("work", mode=mode))
+        ann, done = broker.client("kobold-3"), broker.engine.statistics
+        for payload in (b"one", b"two"):
+            put = Message(op=Op.ENQUEUE, address="work", payload=payload, correlation_id="c")
+            assert await ask(ann, put) is not None
+        await lapse(broker, "work")
+        before = done.commits
+        bob = broker.client(dialect)
+        bob.send(asked)
+        assert not [one for one in bob.take() if one.payload == b"one"], "not yet proved"
+        got = await arrive(bob, expected)
+        assert b"one" in [one.payload for one in got]
+        assert done.commits > before
+        bob.session.lost("gone")  # what it holds is ready again
+        await lapse(broker, "work")
+        eve = broker.client(dialect)
+        thief = await asyncio.to_thread(shared_journal, nats, prefix, tmp_path / "thief")
+        await asyncio.to_thread(thief.recover, broker.engine.home("work"))
+        eve.send(asked)
+        got = []
+
+        def is_over() -> bool:
+            got.extend(eve.take())
+            return not eve.is_open
+
+        await until(is_over)
+        assert not [one for one in got if one.payload in (b"one", b"two")], "they may be done"
         await asyncio.to_thread(thief.close)
 
 

@@ -13,6 +13,9 @@ at a time. Where a dialect has no acknowledgements, writing a message to the soc
 Modes (spec: tmq 6): `round-robin`, one consumer at a time; `push`, every consumer gets it, done
 when one has acknowledged; `pull`, only on request.
 
+In a cluster, messages are delivered while the lease of the node on the queue's partition runs. When
+it has run out they wait until an append has proved that no other node owns it (decision 91).
+
 A producer that does not know whether its message arrived sends it again under the same id: within
 `dedup_window` seconds a queue takes an id of one producer once (decision 41).
 
@@ -37,6 +40,7 @@ from wirelake.broker.consumers import Consumer, Lease, Leases, Pull, Pulls
 from wirelake.broker.deadlines import Deadlines
 from wirelake.broker.endpoint import Endpoint
 from wirelake.broker.flow import Flow
+from wirelake.broker.proof import Proof, Waiting
 from wirelake.broker.quotas import Quotas
 from wirelake.broker.ready import Ready, runs
 from wirelake.broker.recent_ids import RecentIds
@@ -116,6 +120,7 @@ class Queue:
         # When messages end that do not live for ever: a clock that is set must not end them.
         self._ends: dict[int, float] = {}
         self._recent = RecentIds()
+        self._proof = Proof(engine, settings.name, self._proved) if engine.is_shared else None
         self._next = engine.next_sequence(settings.name)
         self.bytes = self._messages.bytes
         self._load()
@@ -393,6 +398,10 @@ class Queue:
         pulls = self._shared.pulls
         if wait:
             self._shared.quotas.check("pulls", pulls.of(session), pulls.total)
+        elif self.holds_back(
+            session, lambda: self.pull(session, request, count, wait, self._vitals.now)
+        ):
+            return
         consumer = self._consumers.get(session)
         if consumer is None:
             consumer = self._consumers[session] = Consumer(session, 0)
@@ -518,6 +527,30 @@ class Queue:
         )
         self._capture.table(rows, now)
 
+    # Whose queue it is
+
+    def holds_back(self, session: Endpoint, action: Callable[[], object]) -> bool:
+        """Return whether a session has to wait for messages that are ready; then do this.
+
+        The session is disconnected where another node owns the queue. Raises RefusedError where too
+        many wait.
+        """
+        if self._proof is None or self._ready.first is None or self._proof.holds():
+            return False
+        pulls = self._shared.pulls
+        self._shared.quotas.check("pulls", pulls.of(session), pulls.total)
+        pulls.add(session)
+        self._proof.wait(session, action)
+        return True
+
+    def _proved(self, waiting: list[Waiting]) -> None:
+        """Deliver what had to wait."""
+        for session, action in waiting:
+            self._shared.pulls.remove(session)
+            if not session.closed:
+                action()
+        self.dispatch(self._vitals.now)
+
     # Handing out
 
     def dispatch(self, now: float) -> None:
@@ -616,6 +649,8 @@ class Queue:
             room = self._outbox(pull.consumer)
             if room < 0:
                 continue
+            if self._proof is not None and not self._proof.holds():
+                return False
             self._pulls.move_to_end(pull, last=False)
             taken = self._next_ready(min(pull.left, HANDED_OUT), room, now)
             if not taken:
@@ -632,7 +667,7 @@ class Queue:
         """Deliver the next message to everybody who has room."""
         free = [one for one in self._consumers.values() if one in self._free]
         takers = [one for one in free if self._outbox(one) >= 0]
-        if not takers:
+        if not takers or (self._proof is not None and not self._proof.holds()):
             return False
         self._deliver_one(self._ready.pop(), takers, now)
         return True
@@ -641,7 +676,7 @@ class Queue:
         """Deliver to the consumers that have room, in turn."""
         rooms = {one: self._outbox(one) for one in self._free}
         turns = deque(one for one, room in rooms.items() if room >= 0)
-        if not turns:
+        if not turns or (self._proof is not None and not self._proof.holds()):
             return False
         most = sum(one.room for one in turns)
         room = sum(max(1, rooms[one]) for one in turns)
@@ -818,8 +853,13 @@ class Queue:
             self._engine.drop(self.settings.name, begin, end - begin)
 
     def _lost(self, sequences: list[int]) -> None:
-        """Forget messages that are damaged on the disk, and report them."""
+        """Forget messages that are damaged on the disk, and report them.
+
+        A node of a cluster fetches them again, and delivers them after that.
+        """
         name = self.settings.name
+        if self._engine.fetch_again(self._engine.home(name)):
+            return
         self._engine.report_lost(f"messages {sequences[0]} to {sequences[-1]} of the queue {name}")
         self._done(sequences)
 
@@ -877,6 +917,9 @@ class Queue:
     def close(self) -> None:
         """Let go of what is in memory; the queue was removed."""
         self._contents.clear()
+        for session, _ in self._proof.end() if self._proof is not None else ():
+            self._shared.pulls.remove(session)
+            session.close(f"the queue {self.settings.name} is not here any more")
 
     def lose(self) -> None:
         """Let go of everything: the partition of the queue is not here any more.

@@ -205,8 +205,8 @@ class Queues:
         """Remove a queue and its messages."""
         queue = self.get(name)
         self._shared.wake.discard(queue)
-        queue.close()
         del self._queues[name]
+        queue.close()
         self._engine.remove(name)
         self._topics.forget(name)
 

@@ -293,7 +293,11 @@ class Session(Endpoint):
             self.perform(message, now)
         except RefusedError as error:
             self.node.vitals.count_refused(error.code)
-            self.refuse(message, error)
+            refusal = error
+            if refusal.waits:
+                self.answer(lambda: self.refuse(message, refusal), kept=True)
+            else:
+                self.refuse(message, refusal)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""

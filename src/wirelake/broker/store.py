@@ -32,9 +32,6 @@ from wirelake.message import Message, Op, Parameters
 #: Each partition keeps its floor as the revision of this key, which nobody else can have.
 FLOOR = "$floor"
 
-#: Written where a node has to prove that it still owns a partition.
-PROOF = "$proof"
-
 #: Keys that one page of a list looks at, that it has, and the bytes of their values.
 LOOKED_AT = 1_000
 FOUND = 100
@@ -95,7 +92,8 @@ class Store:
         """Create a key; raises RefusedError (`exists`) where there is one."""
         old = self._entry(session, message.address)
         if old is not None and old.value is not None:
-            raise RefusedError("exists", f"{message.address} is there, revision {old.revision}")
+            text = f"{message.address} is there, revision {old.revision}"
+            raise self._refusal("exists", message.address, text)
         self._quotas.check_levels(message.address)
         self._quotas.check_all("keys", len(self))
         return self._change(session, message.address, old, message.payload, message.ttl, now)
@@ -107,16 +105,8 @@ class Store:
         partition has run out writes a record for that: another node may own it by now.
         """
         entry = self._present(session, message.address)
-        self.prove(self._engine.home(message.address))
+        self._engine.prove(self._engine.home(message.address))
         return entry
-
-    def prove(self, partition: int) -> None:
-        """Write a record, unless this node certainly owns a partition now.
-
-        It owned the partition if everything that was written becomes durable.
-        """
-        if not self._engine.may_read(partition):
-            self._engine.write_entry(Entry(PROOF, 1, None), partition=partition)
 
     def update(self, session: Endpoint, message: Message, now: float) -> Entry:
         """Change a key; raises RefusedError: `not_found`, or `conflict` at another revision."""
@@ -241,15 +231,19 @@ class Store:
     def _present(self, session: Endpoint, key: str) -> Entry:
         entry = self._entry(session, key)
         if entry is None or entry.value is None:
-            raise RefusedError("not_found", f"no key {key}")
+            raise self._refusal("not_found", key, f"no key {key}")
         return entry
 
     def _expect(self, entry: Entry, message: Message) -> None:
         expected = message.parameters.rev
         if expected is not None and expected != entry.revision:
-            raise RefusedError(
-                "conflict", f"{entry.key} has revision {entry.revision}, not {expected}"
-            )
+            text = f"{entry.key} has revision {entry.revision}, not {expected}"
+            raise self._refusal("conflict", entry.key, text)
+
+    def _refusal(self, code: str, key: str, text: str) -> RefusedError:
+        """Return a refusal that tells what a key is like: it is proved as a read is."""
+        self._engine.prove(self._engine.home(key))
+        return RefusedError(code, text, waits=self._engine.is_shared)
 
     def _change(
         self,

@@ -53,7 +53,11 @@ class SharedPartitions:
 
     def serve(self, partition: int) -> None:
         """Work the state of a partition out, and accept requests for it from now on."""
-        self._engine.adopt(partition, self._found.pop(partition, None))
+        try:
+            self._engine.adopt(partition, self._found.pop(partition, None))
+        except EngineError as error:  # to take it up again may help
+            log.error("partition %d is not served: %s", partition, error)
+            self.on_lost(partition)
 
     async def let_go(self, partition: int) -> None:
         """Accept nothing more, wait until all that was appended is durable, forget the state."""

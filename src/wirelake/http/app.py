@@ -308,7 +308,7 @@ class Api:
 
         Raises RefusedError (`busy`) where it does not.
         """
-        await self._gate.change(lambda: self._node.store.prove(partition))
+        await self._gate.change(lambda: self._node.engine.prove(partition))
         return (await self._gate.ask(self._node.engine.positions))[partition]
 
     async def _range(

@@ -70,13 +70,18 @@ class Gate:
                 return
             done: Future[T] = Future()
             _settle(done, change)
-            if done.exception() is not None:
-                told.set_exception(done.exception())
+            error = done.exception()
+
+            def tell() -> None:
+                if error is None:
+                    told.set_result(done.result())
+                else:
+                    told.set_exception(error)
+
+            if error is None or (isinstance(error, RefusedError) and error.waits):
+                self.node.engine.after(tell, failed=lambda: told.set_exception(_unknown()))
             else:
-                self.node.engine.after(
-                    lambda: told.set_result(done.result()),
-                    failed=lambda: told.set_exception(_unknown()),
-                )
+                tell()
 
         self._post(call)
         return await self._until_durable(asyncio.wrap_future(told))

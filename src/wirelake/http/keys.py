@@ -124,7 +124,8 @@ class Keys:
                         raise
                     is_there = False
                 if is_there and only_new:
-                    raise PreconditionError("exists", f"{key} is there")
+                    waits = self._node.engine.is_shared
+                    raise PreconditionError("exists", f"{key} is there", waits=waits)
                 _expect(self._node, session, key, expected, is_there)
                 if is_there:
                     return store.update(session, message, now), False
@@ -201,7 +202,8 @@ def _expect(node: Node, session: LocalSession, key: str, expected: str, is_there
     if not expected:
         return
     if not is_there:
-        raise PreconditionError("conflict", f"there is no key {key}")
+        raise PreconditionError("conflict", f"there is no key {key}", waits=node.engine.is_shared)
     revision = node.store.read(session, Message(address=key)).revision
     if expected not in ("*", str(revision)):
-        raise PreconditionError("conflict", f"{key} has revision {revision}, not {expected}")
+        text = f"{key} has revision {revision}, not {expected}"
+        raise PreconditionError("conflict", text, waits=node.engine.is_shared)

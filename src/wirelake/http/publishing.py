@@ -161,7 +161,7 @@ class Publisher:
         """
         home = self._node.engine.home(producer)
         if not self._node.engine.may_read(home):
-            self._node.store.prove(home)
+            self._node.engine.prove(home)
             await self._gate.durable(failures)
 
     async def _kept(self, source: str, known: Producer) -> dict[str, int]:

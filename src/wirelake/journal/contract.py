@@ -242,6 +242,13 @@ class Journal(ABC):
     def retain(self, rules: Sequence[Rule]) -> None:  # noqa: B027 - one that keeps no files ignores it
         """Keep rows of the log as long as these rules say, from now on."""
 
+    def can_fetch_again(self, partition: int) -> bool:
+        """Whether what cannot be read here may be read after the partition is taken up again.
+
+        It is so where a copy of something that others keep was found damaged.
+        """
+        return False
+
     @abstractmethod
     def positions(self) -> list[Position]:
         """Where each partition begins and ends; one that is empty begins where it ends."""

@@ -42,7 +42,7 @@ import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -123,6 +123,9 @@ TAKE_BACK = 0.5
 
 #: Places that are read together although some between them are not wanted.
 GAP = 4096
+
+#: The key that is written where a node has to prove that it still owns a partition.
+PROOF = "$proof"
 
 #: What a batch raises that is no batch of the log.
 UNDECODABLE = (pa.ArrowException, OSError, RuntimeError, ValueError, LookupError, StopIteration)
@@ -367,6 +370,14 @@ class Engine:
         """Whether this node tells of a partition's rows: it is taken up, or nobody else can."""
         return self._is_sole_owner or partition in self._here
 
+    def prove(self, partition: int) -> None:
+        """Write a record, unless this node certainly owns a partition now.
+
+        It owned the partition if everything that was written becomes durable.
+        """
+        if not self.may_read(partition):
+            self.write_entry(Entry(PROOF, 1, None), partition=partition)
+
     @property
     def is_shared(self) -> bool:
         """Whether other nodes own partitions of the same journal."""
@@ -433,6 +444,18 @@ class Engine:
         for listener in self.listeners:
             listener(partition, False)
 
+    def fetch_again(self, partition: int) -> bool:
+        """Lose a partition whose copy here is damaged, once this turn is over.
+
+        Returns False where nobody else has what cannot be read here.
+        """
+        if not self.journal.can_fetch_again(partition):
+            return False
+        why = f"the copy of partition {partition} is damaged, and is fetched again"
+        lose = lambda: self.lose(partition, why)  # noqa: E731
+        self.after(lose, failed=lose)
+        return True
+
     def _take_back(self) -> None:
         """Take up again what was lost although nobody else owns it."""
         self._take_back_timer = None
@@ -475,6 +498,10 @@ class Engine:
             name = wanted.pop(place)
             known = state.keys[name]
             state.keys[name] = Value(known.revision, bytes(message.payload), known.until)
+        if wanted and self.journal.can_fetch_again(partition):
+            self._states[partition] = PartitionState()
+            text = f"the copy of partition {partition} is damaged, and is fetched again"
+            raise EngineError(text, retriable=True)
         for place, name in wanted.items():
             known = state.keys[name]  # deleted, so that its revision is not given out again
             state.keys[name] = Value(known.revision, None, known.until)
@@ -494,6 +521,9 @@ class Engine:
             else:
                 queue = self._queues[settings.name] = _Queue(settings, partition, one)
                 self._reserve(queue)
+                if self.is_shared:  # another node's clock may be wrong: their time begins again
+                    ends = _microseconds(time.time() + settings.dedup_window)
+                    one.ids = OrderedDict.fromkeys(one.ids, ends)
 
     def _settings(self, partition: int, queue: QueueState) -> QueueSettings | None:
         """A queue's settings, the defaults where they cannot be read; None where it has no name."""
@@ -726,7 +756,7 @@ class Engine:
         for one in references:
             if (one.private, one.place) in found:
                 stored.append(_stored(queue, one, found.pop((one.private, one.place))))
-            elif self.is_durable(queue, one.sequence, 1):
+            elif self.is_durable(queue, one.sequence, 1) and not self.fetch_again(known.partition):
                 self._tell_damage(f"message {one.sequence} of the queue {queue} is lost")
                 self.drop(queue, one.sequence)
         return stored

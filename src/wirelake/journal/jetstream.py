@@ -976,6 +976,11 @@ class JetStreamJournal(Journal):
             raise EngineError(text, retriable=True)
         return files.read(partition, start, stop, space=space, may_match=may_match)
 
+    def can_fetch_again(self, partition: int) -> bool:
+        """Whether the copy was found damaged: to take the partition up begins it anew."""
+        files = self._all[partition].copy.files
+        return files is not None and files.is_damaged
+
     def positions(self) -> list[Position]:
         """Where each partition begins and ends; those without a copy here are told as empty."""
         return [self._position(one) for one in self._all]

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from wirelake.address import check_number, check_topic
 from wirelake.broker.endpoint import Endpoint, Policy
+from wirelake.broker.queue import Queue
 from wirelake.broker.session import Session
 from wirelake.config import QueueSettings
 from wirelake.dialects.tmq import codes, server
@@ -189,7 +190,12 @@ class TmqSession(Session):
 
     def _pull(self, message: Message, now: float) -> None:
         """Take one message of a queue, which comes as a response (spec: tmq 6)."""
-        queue = self.node.queues.to_consume(self, message.address)
+        self._pull_from(self.node.queues.to_consume(self, message.address), message, now)
+
+    def _pull_from(self, queue: Queue, message: Message, now: float) -> None:
+        later = lambda: self._pull_from(queue, message, self.node.vitals.now)  # noqa: E731
+        if queue.holds_back(self, later):
+            return
         self._pulling = message
         try:
             queue.pull(self, message, 1, 0.0, now)
