@@ -432,6 +432,10 @@ class ClusterSettings(_Table, frozen=True, kw_only=True):
         float, _is("seconds that an owner may answer reads after a commit; likewise", gt=0)
     ] = 1.0
     give_up: Annotated[float, _is("seconds until a commit without an answer fails", gt=0)] = 30.0
+    members: Annotated[int, _is("nodes of the cluster", ge=1, le=4096)] = 256
+    questions: Annotated[
+        int, _is("questions of other nodes' HTTP that this one answers at a time", ge=1, le=65536)
+    ] = 256
 
     def __post_init__(self) -> None:
         if self.dead < 3 * self.beat:
