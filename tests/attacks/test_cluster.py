@@ -86,7 +86,7 @@ def questions() -> list[bytes]:
 
     wide = {"limit": 1 << 60, "budget": 1e9, "start": 0, "stop": 0, "before": {}, "only": None,
             "longest": 0, "selection": {}, "wanted": {}}  # fmt: skip
-    asked: list[Any] = [{}, [], None, 7, wide, {**wide, "limit": -1}, {**wide, "before": {"x": "y"}},
+    asked: list[Any] = [{}, [], None, 7, wide, {**wide, "limit": -1}, {**wide, "before": {"x": 1}},
              {**wide, "selection": {"pattern": "("}}, {"rights": 7}]  # fmt: skip
     named = [
         forwarded(method="QUESTION", path=name, body=msgspec.msgpack.encode(one))
