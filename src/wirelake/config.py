@@ -200,6 +200,41 @@ class WebSettings(_Table, frozen=True, kw_only=True):
         int, _is("producers whose batches are remembered; the idlest goes first", ge=1)
     ] = 10_000
     queries: Annotated[int, _is("queries whose progress is kept", ge=1)] = 1_000
+    head: Annotated[
+        int, _is("bytes of the head of a request; fixed at the start", ge=8 << 10, le=1 << 24)
+    ] = 128 << 10
+    searches: Annotated[
+        int, _is("searches of the log at a time, answers being sent included", ge=1)
+    ] = 16
+    search_time: Annotated[
+        float, _is("seconds until a search answers with what it has found so far", gt=0, le=3600)
+    ] = 2.0
+    search_bytes: Annotated[
+        int, _is("bytes of rows that one search holds; an export of more is refused", ge=64 << 10)
+    ] = 16 * _MEBIBYTE
+    export_rows: Annotated[int, _is("rows of an export", ge=1, le=10_000_000)] = 100_000
+    export_time: Annotated[
+        float, _is("seconds that the search for an export takes at most", gt=0, le=3600)
+    ] = 20.0
+    sql_time: Annotated[float, _is("seconds until a statement of SQL is ended", gt=0, le=3600)] = (
+        30.0
+    )
+    sql_memory: Annotated[int, _is("bytes of memory of the process that runs SQL", ge=1 << 30)] = (
+        3 << 30
+    )
+    sql_rows: Annotated[
+        int, _is("rows of each partition that a statement sees, the latest ones", ge=1)
+    ] = 200_000
+    sql_answer: Annotated[
+        int, _is("bytes of the answer to a statement", ge=64 << 10, le=1 << 30)
+    ] = 16 * _MEBIBYTE
+    trace_time: Annotated[float, _is("seconds until a trace ends by itself", gt=0, le=_YEAR)] = 60.0
+    trace_messages: Annotated[
+        int, _is("messages after which a trace ends by itself", ge=1, le=100_000)
+    ] = 200
+    trace_bytes: Annotated[
+        int, _is("bytes of messages and frames that a trace holds", ge=64 << 10)
+    ] = 4 * _MEBIBYTE
 
 
 class MfpSettings(_Table, frozen=True, kw_only=True):
@@ -397,6 +432,10 @@ class ClusterSettings(_Table, frozen=True, kw_only=True):
         float, _is("seconds that an owner may answer reads after a commit; likewise", gt=0)
     ] = 1.0
     give_up: Annotated[float, _is("seconds until a commit without an answer fails", gt=0)] = 30.0
+    members: Annotated[int, _is("nodes of the cluster", ge=1, le=4096)] = 256
+    questions: Annotated[
+        int, _is("questions of other nodes' HTTP that this one answers at a time", ge=1, le=65536)
+    ] = 256
 
     def __post_init__(self) -> None:
         if self.dead < 3 * self.beat:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.cluster.servers import Servers
-from wirelake.cluster import calls
 from wirelake.cluster.bus import Bus
 from wirelake.cluster.calls import PART, Calls
 from wirelake.errors import EngineError, RefusedError
@@ -87,10 +86,10 @@ async def test_a_node_that_is_not_there_or_silent_is_told_apart(pair: tuple[Call
 async def test_a_slow_question_does_not_hold_others_up_but_too_many_are_refused(
     pair: tuple[Calls, Calls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "MOST_CALLS", 3)
+    monkeypatch.setattr(pair[1], "_at_once", 3)
     slow = [asyncio.create_task(pair[0].ask("two", b"sleep 2", timeout=60)) for _ in range(3)]
     await asyncio.sleep(0.5)
-    with pytest.raises(RefusedError, match="3 questions wait here already"):
+    with pytest.raises(RefusedError, match=r"answers 3 questions \(cluster.questions\)"):
         await pair[0].ask("two", b"size 1", timeout=60)
     assert await asyncio.gather(*slow) == [b"sleep 2"] * 3
     assert await pair[0].ask("two", b"size 1", timeout=60) == b"x"

@@ -18,6 +18,7 @@ import pytest
 
 import wirelake
 from tests.http.house import House
+from wirelake.config import Settings, WebSettings
 from wirelake.console import MISSING, is_fixed, load
 from wirelake.dialects import DIALECTS
 from wirelake.dialects.codec import encoder
@@ -179,11 +180,11 @@ def test_a_search_that_takes_too_long_says_where_to_go_on(
 ) -> None:
     publish(house, *[("a", b"%d" % n) for n in range(30)])
     monkeypatch.setattr(search, "WINDOW", 4)
-    monkeypatch.setattr(endpoints, "BUDGET", 0.0)
+    house.http.configure(Settings(web=WebSettings(search_time=1e-9)))
     got = house.get("/v1/rows?text=none").json
     assert got["more"]
     assert got["rows"] == []
-    monkeypatch.setattr(endpoints, "BUDGET", 10.0)
+    house.http.configure(Settings(web=WebSettings(search_time=10.0)))
     assert house.get("/v1/rows?text=29").json["rows"][0]["payload"] == "29"
 
 
@@ -570,10 +571,8 @@ def test_sql_reaches_nothing_but_the_rows(house: House, statement: str, reason: 
     assert reason in got.json["text"]
 
 
-def test_sql_that_takes_too_much_is_ended_and_the_broker_goes_on(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("wirelake.http.sql.TIMEOUT", 2.0)
+def test_sql_that_takes_too_much_is_ended_and_the_broker_goes_on(house: House) -> None:
+    house.http.configure(Settings(web=WebSettings(sql_time=2.0)))
     got = sql(house, "SELECT count(*) FROM range(1000000000000) a, range(1000000) b")
     assert got.status == 504
     assert house.get("/healthz").status == 200

@@ -1,13 +1,16 @@
 """A trace: for a while, who really got the messages of a filter, in which dialect and bytes.
 
-Only one is on at a time, and it ends by itself: after `SECONDS`, `MOST_MESSAGES` or `MOST_BYTES`.
-While none is on it costs one comparison a run of messages.
+Only one is on at a time, and it ends by itself, see `TraceLimits`. While none is on it costs one
+comparison a run of messages.
 """
 
 from __future__ import annotations
 
 from array import array
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from wirelake.address import matches
 
@@ -19,14 +22,20 @@ if TYPE_CHECKING:
     from wirelake.broker.vitals import Vitals
     from wirelake.wire import FrameTable
 
-#: How long a trace is on, and what it holds at most.
-SECONDS = 60.0
-MOST_MESSAGES = 200
-MOST_BYTES = 4 << 20
 #: The maximum number of a message's receivers that are listed.
 MOST_RECEIVERS = 50
 #: Rows of a run that are looked at.
 MOST_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """How long a trace is on, and what it holds at most."""
+
+    seconds: float = 60.0
+    messages: int = 200
+    #: Of payloads, headers and frames. A message beyond it is noted without its payload and frames.
+    size: int = 4 << 20
 
 
 class Trace:
@@ -40,6 +49,7 @@ class Trace:
         router: Router,
         filter: str,
         now: float,
+        limits: TraceLimits = TraceLimits(),  # noqa: B008 - immutable
     ) -> None:
         """Begin to trace a filter; a trace that is on ends."""
         self._vitals = vitals
@@ -47,7 +57,8 @@ class Trace:
         self._queues = queues
         self._router = router
         self.filter = filter
-        self.until = now + SECONDS
+        self.limits = limits
+        self.until = now + limits.seconds
         self.messages: list[dict[str, Any]] = []
         self._size = 0
         router.on_publish = self.published
@@ -75,17 +86,21 @@ class Trace:
                 self._note(session, table, row, address, now)
 
     def _is_full(self) -> bool:
-        return len(self.messages) >= MOST_MESSAGES or self._size > MOST_BYTES
+        return len(self.messages) >= self.limits.messages or self._size >= self.limits.size
 
     def _note(
         self, session: Endpoint, table: FrameTable, row: int, address: str, now: float
     ) -> None:
         message = table.message(row)
+        size = len(message.payload)
         receivers = [] if address in self._queues else self._topics.subscribers(address)
         frames: dict[str, bytes] = {}
         deliveries: list[dict[str, Any]] = []
         for member in receivers[:MOST_RECEIVERS]:
-            if member.form not in frames:
+            if member.form not in frames and self._size + 2 * size > self.limits.size:
+                self._size = self.limits.size  # a frame has the payload: there is no room for it
+                frames[member.form] = b""
+            elif member.form not in frames:
                 rows = array("i", [row])
                 frames[member.form] = bytes(
                     self._router.frames(session, member.form, table, 0, 0, rows)
@@ -99,7 +114,12 @@ class Trace:
                     "frame": frames[member.form],
                 }
             )
-        self._size += len(message.payload)
+        self._size += sum(len(name) + len(value) for name, value in message.headers.items())
+        if self._size + size > self.limits.size:
+            self._size = self.limits.size
+            message = msgspec.structs.replace(message, payload=b"")
+        else:
+            self._size += size
         self.messages.append(
             {
                 "number": len(self.messages) + 1,
@@ -108,6 +128,7 @@ class Trace:
                 "dialect": session.dialect,
                 "source": session.client_id,
                 "message": message,
+                "size": size,
                 "receivers": len(receivers),
                 "is_queue": address in self._queues,
                 "deliveries": deliveries,

@@ -3,10 +3,10 @@
 A question is one message to `call.<node>`. Its answer comes in parts, as it may be larger than a
 message of NATS. The first byte of a part says what it is: more follows, the last, or a refusal.
 
-**Limits.** A node answers at most `MOST_CALLS` questions at a time, and refuses the others. Who
-asks says how many bytes it takes; a longer answer is refused there. Only `LARGE_AT_ONCE` questions
-that take more than one part are under way at a time: their answers must fit into what the server
-buffers for a client, since it disconnects one that is behind.
+**Limits.** A node answers at most `cluster.questions` at a time, and refuses the others. Who asks
+says how many bytes it takes; a longer answer, or one beyond `MOST_BYTES`, is refused. Only
+`LARGE_AT_ONCE` questions that take more than one part are under way at a time: their answers must
+fit into what the server buffers for a client, since it disconnects one that is behind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ log = logging.getLogger("wirelake.cluster")
 PART = 256 << 10
 #: Bytes of an answer, at most.
 MOST_BYTES = 12 << 20
-#: Questions that a node answers at a time, and those with large answers that it asks at a time.
+#: Questions that a node answers at a time, unless told otherwise.
 MOST_CALLS = 256
+#: Questions with large answers that a node asks at a time.
 LARGE_AT_ONCE = 4
 #: Bytes of a message of NATS that are reserved for the envelope of a question.
 SPARE = 16 << 10
@@ -48,7 +49,8 @@ class _Question(msgspec.Struct, array_like=True):
 class Calls:
     """Asks other nodes, and answers them."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: Bus, node: str, *, at_once: int = MOST_CALLS) -> None:
+        self._at_once = at_once
         self._bus = bus
         self._node = node
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,8 +109,11 @@ class Calls:
         raise EngineError(f"the node {node} does not answer", retriable=True)
 
     def _take(self, data: bytes, reply: Callable[[bytes], Awaitable[None]]) -> None:
-        if len(self._tasks) >= MOST_CALLS:
-            work = self._refuse(reply, "busy", f"{MOST_CALLS} questions wait here already")
+        if len(self._tasks) >= 2 * self._at_once:
+            return  # even refusals wait: whoever asks hears nothing, and gives up
+        if len(self._tasks) >= self._at_once:
+            text = f"the node {self._node} answers {self._at_once} questions (cluster.questions)"
+            work = self._refuse(reply, "busy", text)
         else:
             work = self._answer(data, reply)
         task = asyncio.create_task(work)
@@ -123,9 +128,9 @@ class Calls:
         try:
             question = msgspec.msgpack.decode(data, type=_Question)
             told = await answer(question.data)
-            if len(told) > min(question.most, MOST_BYTES):
+            if len(told) > (most := min(question.most, MOST_BYTES)):
                 text = f"the node {self._node} has an answer of {len(told)} bytes"
-                raise RefusedError("too_large", f"{text}, of which {question.most} are taken")
+                raise RefusedError("too_large", f"{text}, of which {most} are taken")
         except RefusedError as error:
             await self._refuse(reply, error.code, error.text)
             return

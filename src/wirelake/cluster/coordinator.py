@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 
 from wirelake.cluster.bus import Bus
-from wirelake.cluster.members import Event, Heartbeat, Members, Timing
+from wirelake.cluster.members import MAX_MEMBERS, Event, Heartbeat, Members, Timing
 from wirelake.cluster.ownership import (
     Action,
     Drop,
@@ -73,10 +73,11 @@ class Coordinator:
         partitions: int,
         work: Partitions,
         timing: Timing = Timing(),  # noqa: B008 - immutable
+        most: int = MAX_MEMBERS,
     ) -> None:
         self.bus = bus
         self.timing = timing
-        self.members = Members(me, time.monotonic(), timing)
+        self.members = Members(me, time.monotonic(), timing, most=most)
         self.ownership = Ownership(self.members, partitions)
         #: Called with each event.
         self.on_event: Callable[[Event], object] = lambda event: log.info("%s", event)

@@ -21,9 +21,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Annotated
 
 import msgspec
-from msgspec import structs
+from msgspec import Meta, structs
 
 from wirelake.errors import RefusedError
 
@@ -55,30 +56,40 @@ class Timing:
         return self.lease * (1 + self.drift)
 
 
-class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """What a member tells the others of itself. A field that a reader does not know is ignored."""
+#: A name that can be part of a subject of NATS, see `bus.check_name`.
+_Name = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_-]{1,64}\Z")]
+_Word = Annotated[str, Meta(max_length=64)]
+_Url = Annotated[str, Meta(max_length=1024)]
+_Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
-    node: str
+
+class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """What a member tells the others of itself. A field that a reader does not know is ignored.
+
+    Whoever may publish in NATS can send one, so what is read has limits.
+    """
+
+    node: _Name
     #: Tells this process from others of the same name.
-    life: str
+    life: _Word
     #: Counts the heartbeats of a life, from 1.
-    number: int = 0
+    number: _Count = 0
     #: How long this process has run, in seconds.
-    age: float = 0.0
-    version: str = ""
+    age: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    version: _Word = ""
     #: The newest format of the journal's records that it reads, see `journal.record`.
-    format: int = 0
+    format: _Count = 0
     #: A hash of tokens and limits, see `hash_settings`.
-    settings: str = ""
+    settings: _Word = ""
     #: Where clients reach it.
-    http: str = ""
-    listeners: tuple[str, ...] = ()
+    http: _Url = ""
+    listeners: tuple[_Url, ...] = ()
     #: The partitions that it serves.
-    owned: tuple[int, ...] = ()
+    owned: tuple[_Count, ...] = ()
     #: Bytes by which its copies of others' partitions are behind.
     lag: dict[int, int] = {}
     #: The revision of the table of owners that it has read.
-    revision: int = 0
+    revision: _Count = 0
     #: It gives its partitions away and takes no new ones.
     draining: bool = False
     #: It does not hear itself.

@@ -26,7 +26,7 @@ from wirelake.cluster.members import Event, Heartbeat, Timing, hash_settings
 from wirelake.cluster.partitions import SharedPartitions
 from wirelake.cluster.peers import WINDOW, Peers
 from wirelake.cluster.resident import Resident
-from wirelake.config import Settings
+from wirelake.config import ClusterSettings, Settings
 from wirelake.errors import ConfigError, EngineError
 from wirelake.journal.engine import Engine
 from wirelake.journal.jetstream import JetStreamJournal, StreamSettings
@@ -72,9 +72,11 @@ class ClusterNode:
         timing: Timing = Timing(),  # noqa: B008 - immutable
         *,
         window: int = WINDOW,
+        limits: ClusterSettings = ClusterSettings(),  # noqa: B008 - immutable
     ) -> None:
+        """Of `limits`, those of members and questions are used."""
         self.node = node
-        self.coordinator = Coordinator(bus, me, partitions, work, timing)
+        self.coordinator = Coordinator(bus, me, partitions, work, timing, limits.members)
         ownership = self.coordinator.ownership
         self.edge = Edge(node, me.node, partitions, ownership.owner, ownership.is_serving)
         self.peers = Peers(bus, me.node, self.edge, window=window)
@@ -88,7 +90,7 @@ class ClusterNode:
         self.tell_appends: Callable[[], Durations | None] = lambda: None
         self.tell_lag_seconds: Callable[[], dict[int, float]] = dict
         node.figures = self.figures
-        self.calls = Calls(bus, me.node)
+        self.calls = Calls(bus, me.node, at_once=limits.questions)
         self.calls.answer = lambda: node.answer
         node.cluster = Resident(bus, self.coordinator, self.state, self.calls)
         self._changes: deque[dict[str, object]] = deque(maxlen=CHANGES)
@@ -321,7 +323,7 @@ class Joined:
         )
         timing = Timing(beat=given.beat, dead=given.dead, lease=given.lease)
         partitions = self.journal.partitions
-        self.member = ClusterNode(self._bus, node, me, partitions, self._work, timing)
+        self.member = ClusterNode(self._bus, node, me, partitions, self._work, timing, limits=given)
         coordinator = self.member.coordinator
         coordinator.lag = self._work.lag
         self._work.on_lost = coordinator.lost

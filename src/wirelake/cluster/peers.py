@@ -109,6 +109,7 @@ class Channel:
         self._expected = 0
         self._parts: list[bytes | memoryview] = []
         self._collected = 0
+        self._came = 0
         self._ahead = 0  # bytes of it that counted as used already
         self._used = 0
         self._prepaid = 0  # bytes of parcels that counted as used before they came out
@@ -215,6 +216,11 @@ class Channel:
         if kind != _Kind.DATA:
             return []
         self._expected += 1
+        self._came += len(packet) - _HEADER.size
+        # A sender keeps to the window of its own node, which may be of another version.
+        if len(packet) == _HEADER.size or self._came - self._used > 2 * self._window:
+            self._break("a packet without data, or beyond the credit")
+            return []
         return self._collect(memoryview(packet)[_HEADER.size :], has_more=bool(flag))
 
     def _greeted(self, sender: int, receiver: int, *, is_open: bool) -> None:

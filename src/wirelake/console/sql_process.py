@@ -1,8 +1,8 @@
 """One statement of SQL over rows of the log, in a process of its own: `python sql_process.py`.
 
-Standard input has a line of JSON, `{"sql": …, "streams": …, "rows": …}`, then so many Arrow streams
-with the rows of the table `log`. Standard output gets one JSON object: columns and rows, or an
-error.
+Standard input has a line of JSON, `{"sql": …, "streams": …, "rows": …, "seconds": …, "memory": …}`,
+then so many Arrow streams with the rows of the table `log`. Standard output gets one JSON object:
+columns and rows, or an error.
 
 The process holds itself to its limits: memory and seconds of processor by the system, memory and
 threads of DuckDB by DuckDB, which may neither open files nor load extensions nor change that.
@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Bytes that the process may have, that DuckDB may use of them, and seconds of processor.
-MEMORY = 3 << 30
-DUCKDB_MEMORY = "768MB"
-SECONDS = 20
+#: The part of the memory that DuckDB may use: the rest is for the rows, and for what is loaded.
+DUCKDB_PART = 4
 #: The longest text of a cell, and all of an answer, in bytes.
 LONGEST = 2_000
 MOST_BYTES = 4 << 20
@@ -29,14 +27,17 @@ MOST_BYTES = 4 << 20
 
 def main(source: BinaryIO, target: BinaryIO) -> None:
     """Read a statement and rows, run the one over the other, write what comes of it."""
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     wanted = json.loads(source.readline())
+    memory, seconds = wanted["memory"], wanted["seconds"]
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     try:
         told = run(wanted, source)
     except Exception as error:  # noqa: BLE001 - whatever it is, the page is told
-        told = {"error": str(error).partition("\n\n")[0] or type(error).__name__}
+        text = str(error).partition("\n\n")[0][:LONGEST]
+        told = {"error": text or type(error).__name__}
     target.write(json.dumps(told).encode())
 
 
@@ -53,7 +54,7 @@ def run(wanted: dict[str, Any], source: BinaryIO) -> dict[str, Any]:
     connection = duckdb.connect(
         config={
             "threads": "1",
-            "memory_limit": DUCKDB_MEMORY,
+            "memory_limit": f"{wanted['memory'] // DUCKDB_PART}B",
             "temp_directory": "",
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
@@ -74,7 +75,7 @@ def run(wanted: dict[str, Any], source: BinaryIO) -> dict[str, Any]:
     size = 0
     for row in found[:most]:
         cells = [_cell(value) for value in row]
-        size += sum(len(str(cell)) for cell in cells)
+        size += sum(len(str(cell)) + 1 for cell in cells)
         if size > MOST_BYTES:
             break
         rows.append(cells)

@@ -100,7 +100,7 @@ class Api:
         self._events: set[Events] = set()
         about = _page("", _ABOUT)
         self.console = Console(
-            gate, ledger, self._executor, about, listeners, self.relay, self.limits
+            gate, ledger, self._executor, about, listeners, self.relay, self.limits, self._held
         )
         self.cluster = ClusterEndpoints(gate)
 

@@ -21,7 +21,6 @@ from wirelake.errors import RefusedError
 from wirelake.http.exchange import PROTECTION
 from wirelake.http.limits import HttpLimits, Memory
 
-MAX_HEAD = 128 << 10
 #: Which part of the connections is kept for `/healthz` while all others are busy.
 SPARE = 1 / 8
 #: Frames of an unfinished WebSocket message, and bytes of pongs that wait for a client to read.
@@ -153,6 +152,7 @@ class HttpConnection(_Reader, H11Protocol):
     _head: asyncio.TimerHandle | None = None
     _is_websocket = False
     address = ""  # that it counts for
+    _most = 0  # bytes of the head of a request
 
     def __init__(self, crowd: Crowd, limits: HttpLimits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -162,7 +162,8 @@ class HttpConnection(_Reader, H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A client is there: the head of a request must follow."""
         super().connection_made(transport)
-        self.conn = _Connection(h11.SERVER, MAX_HEAD)
+        self._most = self._limits.web.head
+        self.conn = _Connection(h11.SERVER, self._most)
         self.conn.transport = transport
         self._app, self.app = self.app, self._serve
         self._head = self.loop.call_later(self._limits.patience, self._give_up)
@@ -171,8 +172,12 @@ class HttpConnection(_Reader, H11Protocol):
             self._refuse(503, b"Service Unavailable", refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
-        self._refuse(400, b"Bad Request", msg)
+        """Refuse what is no HTTP, or has a head that is too long."""
+        if len(self.conn.trailing_data[0]) > self._most:
+            text = f"the head of a request has at most {self._most} bytes (web.head)"
+            self._refuse(431, b"Request Header Fields Too Large", text)
+        else:
+            self._refuse(400, b"Bad Request", msg)
 
     def _refuse(self, status: int, reason: bytes, msg: str) -> None:
         """Answer and hang up; the application has no part in it, so its headers come here."""

@@ -6,8 +6,9 @@ import asyncio
 import base64
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -20,7 +21,7 @@ from wirelake.address import check_address, check_filter, covers
 from wirelake.broker import inventory
 from wirelake.broker.node import Node
 from wirelake.broker.rights import KINDS, Rights
-from wirelake.broker.trace import SECONDS, Trace
+from wirelake.broker.trace import Trace, TraceLimits
 from wirelake.config import Listener
 from wirelake.console import MISSING, is_fixed, load
 from wirelake.dialects import AUTO, DIALECTS
@@ -45,22 +46,18 @@ from wirelake.http.inspection import MOST_BYTES, inspect, traced, translations
 from wirelake.http.ledger import Ledger
 from wirelake.http.limits import HttpLimits
 from wirelake.http.live import MOST_FILTERS, MOST_RATE, Live
-from wirelake.http.log import Selection, parse_time, select
+from wirelake.http.log import Held, Selection, parse_time, select, stream
 from wirelake.http.logins import Logins, cookie_header
 from wirelake.http.publishing import Reader
 from wirelake.http.relay import Relay, check_all
 from wirelake.http.search import (
-    BUDGET,
-    EXPORT_BUDGET,
     LONGEST,
     MOST_BUCKETS,
-    MOST_EXPORTED,
     MOST_ROWS,
     Found,
     Wanted,
-    as_csv,
-    as_lines,
     as_told,
+    exported,
     histogram,
     look,
     put_together,
@@ -92,12 +89,15 @@ class Console:
         about: str,
         listeners: Sequence[Listener],
         relay: Relay,
-        limits: HttpLimits | None = None,
+        limits: HttpLimits,
+        held: Held,
     ) -> None:
         self._relay = relay
+        self._held = held
+        self._searches = 0  # under way, or their answers are being sent
         relay.answers |= {"rows": self._tell_rows, "histogram": self._tell_histogram}
         self._gate = gate
-        self._limits = limits or HttpLimits()
+        self._limits = limits
         self._node: Node = gate.node
         self._about = about  # the page that is shown where the console is not installed
         self._files = load()
@@ -105,7 +105,7 @@ class Console:
         self._executor = executor
         self._figures = Figures(gate, ledger, executor)
         self._live: set[Live] = set()
-        self._sql = Sql(executor)
+        self._sql = Sql(executor, limits)
         self._trace: Trace | None = None  # the latest, which may have ended
         self.logins = Logins(gate.node, self._limits)
 
@@ -315,7 +315,8 @@ class Console:
         form = one(found, "format", "json")
         if form not in ("json", "jsonl", "csv"):
             raise RefusedError("bad_request", "format is json, jsonl or csv")
-        most = MOST_ROWS if form == "json" else MOST_EXPORTED
+        web = self._limits.web
+        most = MOST_ROWS if form == "json" else web.export_rows
         limit = number(one(found, "limit", "100"), "limit", least=1, most=most)
         start, stop = _times(found)
         before, only = _cursor(one(found, "before"), "before"), None
@@ -333,9 +334,52 @@ class Console:
             "before": before,
             "only": only,
             "limit": limit,
-            "budget": BUDGET if form == "json" else EXPORT_BUDGET,
+            "budget": web.search_time if form == "json" else web.export_time,
             "longest": longest + 1 if form == "json" else 0,
         }
+        with self._searching() as ended:
+            told = await self._found(request, rights, asked)
+            told["rows"] = told["rows"][:limit]
+            if form != "json":
+                told["rows"].reverse()
+                pieces = stream(exported(told["rows"], form), self._executor, self._held)
+                media = "application/jsonl" if form == "jsonl" else "text/csv"
+                headers = {"Content-Disposition": f'attachment; filename="wirelake-log.{form}"'}
+                return Stream(pieces, headers, media, ended())
+            rows = [as_told(row, longest) for row in told["rows"]]
+            made = answer({**told, "rows": rows})
+            headers = {"Content-Length": str(len(made.body))}
+            return Stream(_whole(made.body), headers, "application/json", ended())
+
+    @contextmanager
+    def _searching(self) -> Iterator[Callable[[], Callable[[], None]]]:
+        """Count a search until the block ends, or until what it was given is called.
+
+        Raises RefusedError where too many are under way.
+        """
+        self._limits.check("searches", self._searches)
+        self._searches += 1
+        is_handed_on = False
+
+        def end() -> None:
+            self._searches -= 1
+
+        def hand_on() -> Callable[[], None]:
+            nonlocal is_handed_on
+            is_handed_on = True
+            return end
+
+        try:
+            yield hand_on
+        finally:
+            if not is_handed_on:
+                end()
+
+    async def _found(
+        self, request: Request, rights: Rights, asked: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What a search finds on all nodes; raises RefusedError for an export without room."""
+        only, limit = asked["only"], asked["limit"]
         reader = await self._gate.ask(lambda: Reader(self._node, rights, peer(request)))
         try:
             parts = await self._tell_rows(asked)
@@ -349,30 +393,25 @@ class Console:
                 raise RefusedError("unauthorized", "the rights of this token have changed")
         finally:
             self._gate.tell(reader.close)
-        if form == "json":
-            return answer({**told, "rows": [as_told(row, longest) for row in told["rows"]]})
-        told["rows"].reverse()
-        write, media = (as_lines, "application/jsonl") if form == "jsonl" else (as_csv, "text/csv")
-        content = await self._run(partial(write, told["rows"]))
-        headers = {"Content-Disposition": f'attachment; filename="wirelake-log.{form}"'}
-        return Response(content, 200, headers, media)
+        if not asked["longest"] and len(told["rows"]) < limit and any(one.is_full for one in parts):
+            text = f"these rows have more than {self._limits.web.search_bytes} bytes"
+            raise RefusedError("too_large", f"{text} (web.search_bytes): ask for fewer")
+        return told
 
     async def _tell_rows(self, asked: dict[str, Any]) -> list[Found]:
-        """The rows of a search that this node owns; payloads are cut for other nodes."""
+        """The rows of a search that this node owns; this node's own limits hold."""
+        web = self._limits.web
         work = partial(
             look,
             self._node.engine,
             msgspec.convert(asked["selection"], Selection),
             msgspec.convert(asked["wanted"], Wanted),
-            **{
-                name: asked[name] for name in ("start", "stop", "before", "only", "limit", "budget")
-            },
+            **{name: asked[name] for name in ("start", "stop", "before", "only", "longest")},
+            limit=min(asked["limit"], web.export_rows),
+            budget=min(asked["budget"], max(web.search_time, web.export_time)),
+            room=web.search_bytes,
         )
-        found = await self._run(work)
-        if longest := asked["longest"]:
-            for row in (row for part in found for row in part.rows):
-                row["payload_bytes"] = row["payload_bytes"][:longest]
-        return found
+        return await self._run(work)
 
     async def _tell_histogram(self, asked: dict[str, Any]) -> dict[str, Any]:
         """How many rows this node owns of which time."""
@@ -383,7 +422,8 @@ class Console:
             msgspec.convert(asked["wanted"], Wanted),
             asked["start"],
             asked["stop"],
-            asked["buckets"],
+            min(asked["buckets"], MOST_BUCKETS),
+            self._limits.web.search_time,
         )
         return await self._run(work)
 
@@ -407,12 +447,13 @@ class Console:
             "stop": stop,
             "buckets": buckets,
         }
-        told = await self._tell_histogram(asked)
-        if self._relay.is_shared:
-            parts = [told, *await self._relay.question("histogram", asked)]
-            counts = (one["counts"] for one in parts)
-            told["counts"] = [sum(some) for some in zip(*counts, strict=True)]
-            told["since"] = max(one["since"] for one in parts)
+        with self._searching():
+            told = await self._tell_histogram(asked)
+            if self._relay.is_shared:
+                parts = [told, *await self._relay.question("histogram", asked)]
+                counts = (one["counts"] for one in parts)
+                told["counts"] = [sum(some) for some in zip(*counts, strict=True)]
+                told["since"] = max(one["since"] for one in parts)
         return answer(told)
 
     def _reader(self, request: Request) -> Rights:
@@ -520,10 +561,12 @@ class Console:
         def begin() -> Trace:
             node = self._node
             parts = node.vitals, node.topics, node.queues, node.router
-            return Trace(*parts, filter, time.monotonic())
+            return Trace(*parts, filter, time.monotonic(), limits)
 
+        web = self._limits.web
+        limits = TraceLimits(web.trace_time, web.trace_messages, web.trace_bytes)
         self._trace = await self._gate.ask(begin)
-        return answer({"filter": filter, "left": SECONDS})
+        return answer({"filter": filter, "left": limits.seconds})
 
     async def end_trace(self, request: Request) -> Response:
         """End the trace; what it has seen stays."""
@@ -533,6 +576,10 @@ class Console:
         if self._trace is not None:
             await self._gate.ask(self._trace.end)
         return Response(status_code=204)
+
+
+async def _whole(content: bytes | memoryview) -> AsyncGenerator[bytes | memoryview]:
+    yield content
 
 
 def takes_gzip(request: Request) -> bool:

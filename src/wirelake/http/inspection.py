@@ -107,7 +107,7 @@ def traced(noted: dict[str, Any]) -> dict[str, Any]:
     """A message of a trace, with what each receiver's dialect has lost."""
     message: Message = noted["message"]
     told = {name: value for name, value in noted.items() if name not in ("message", "deliveries")}
-    told |= {"address": message.address, "id": message.id, "size": len(message.payload)}
+    told |= {"address": message.address, "id": message.id}
     told["deliveries"] = []
     for one in noted["deliveries"]:
         frame: bytes = one["frame"]

@@ -22,7 +22,7 @@ from wirelake.broker.node import Node
 from wirelake.config import Listener, Settings
 from wirelake.errors import ConfigError
 from wirelake.http.app import Api, application
-from wirelake.http.connections import MAX_HEAD, Crowd, HttpConnection, WebSocketConnection
+from wirelake.http.connections import Crowd, HttpConnection, WebSocketConnection
 from wirelake.http.gate import Gate
 from wirelake.http.ledger import Ledger
 from wirelake.http.limits import HttpLimits
@@ -114,7 +114,7 @@ class HttpServer:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            h11_max_incomplete_event_size=MAX_HEAD,
+            h11_max_incomplete_event_size=self._limits.web.head,
             timeout_graceful_shutdown=GRACE,
             ssl_context_factory=None if tls is None else lambda config, make: tls,
         )

@@ -316,7 +316,17 @@ class Connection(asyncio.BufferedProtocol):
     def _begin(self, dialect: str, now: float) -> None:
         """Begin the session, with the rights of the client's certificate if it has shown one."""
         node = self._hub.node
-        self.session = begin_session(node, self, dialect, now)
+        try:
+            self.session = begin_session(node, self, dialect, now)
+        except Exception as error:
+            if not DIALECTS[dialect].is_foreign:
+                raise
+            text = f"{dialect}: {type(error).__name__}: {error}"
+            node.vitals.counters["dialect_failures"] += 1
+            node.vitals.event("dialect_failed", self.peer, text)
+            log.error("%s: the dialect cannot begin: %s", self.peer, text, exc_info=error)
+            self.close()
+            return
         if self.certificate:
             self.session.token = f"certificate:{self.certificate}"
             rights = self._hub.rights_of_certificate(self.certificate)

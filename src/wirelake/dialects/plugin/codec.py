@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from wirelake.dialects import DIALECTS
@@ -20,7 +21,9 @@ def plugin_scanner(dialect: str, limits: Limits) -> Scanner:
     if cls.scanner is not None:
         made: Scanner = cls.scanner(dialect, limits)
         return made
-    return PluginScanner(dialect, limits, cls())
+    with containing():
+        plugin = cls()
+    return PluginScanner(dialect, limits, plugin)
 
 
 def plugin_encoder(dialect: str, client: bool) -> Encoder:
@@ -30,6 +33,38 @@ def plugin_encoder(dialect: str, client: bool) -> Encoder:
         made: Encoder = cls.encoder(dialect, client)
         return made
     return PluginEncoder(dialect, client, cls)
+
+
+class PluginExitError(Exception):
+    """A plug-in raised what would end the broker, such as SystemExit."""
+
+
+@contextmanager
+def containing() -> Iterator[None]:
+    """Let nothing out of a plug-in that is no Exception.
+
+    SystemExit and KeyboardInterrupt would end the broker, and CancelledError a task of it. Raises
+    PluginExitError in their place.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        raise PluginExitError(f"{type(error).__name__}: {error}") from error
+
+
+def contained(frames: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a plug-in yields, see `containing`."""
+    with containing():
+        found = iter(frames)
+    while True:
+        with containing():
+            try:
+                one = next(found)
+            except StopIteration:
+                return
+        yield one
 
 
 class PluginScanner(Scanner):
@@ -59,7 +94,7 @@ class PluginScanner(Scanner):
         used = 0
         self.need, self.again, self.plugin.need = 0, False, 0
         try:
-            for message, size in self.plugin.parse(whole):
+            for message, size in contained(self.plugin.parse(whole)):
                 if not 0 < size <= len(whole) - used:
                     left = len(whole) - used
                     raise ValueError(f"parse gave a frame of {size} bytes, and {left} are left")
@@ -96,6 +131,12 @@ class PluginScanner(Scanner):
     def _check(self, message: Message, at: int) -> None:
         """Hold a message to the limits that hold for all dialects."""
         limits = self.limits
+        for name, kind in (("payload", bytes), ("id", str), ("correlation_id", str)):
+            if not isinstance(getattr(message, name), kind):
+                found = type(getattr(message, name)).__name__
+                raise TypeError(
+                    f"parse gave a message whose {name} is {found}, not {kind.__name__}"
+                )
         address = len(message.address.encode())
         if address > limits.address:
             raise self._beyond(at, f"an address of {address} bytes; at most {limits.address}")
@@ -133,7 +174,8 @@ class PluginEncoder(Encoder):
         starts: list[int] = []
         at = 0
         for row in range(table.count) if rows is None else rows:
-            frame: Any = self._plugin.encode(table.message(row), self.client)
+            with containing():
+                frame: Any = self._plugin.encode(table.message(row), self.client)
             if not isinstance(frame, bytes):
                 raise TypeError(f"encode gave {type(frame).__name__}, not bytes")
             if not frame:

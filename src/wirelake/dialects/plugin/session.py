@@ -10,6 +10,7 @@ from wirelake.broker.endpoint import Endpoint, Link, Policy
 from wirelake.broker.node import Node
 from wirelake.broker.session import Session
 from wirelake.dialects import DIALECTS
+from wirelake.dialects.plugin.codec import containing
 from wirelake.dialects.plugin.watchdog import WATCHDOG
 from wirelake.errors import RefusedError
 from wirelake.message import Message, Op
@@ -29,9 +30,13 @@ class PluginSession(Session):
 
     def __init__(self, node: Node, link: Link, dialect: str, now: float) -> None:
         super().__init__(node, link, dialect, now)
-        cls = DIALECTS[dialect].plugin
-        self.plugin = getattr(self.scanner, "plugin", None) or cls()
-        self._is_over = False  # the plug-in was told
+        self._is_over = True  # the plug-in was told, or there is none
+        self.plugin: Any = getattr(self.scanner, "plugin", None)
+        if self.plugin is None:
+            self.plugin = self._try(DIALECTS[dialect].plugin)
+        if self.closed:
+            return
+        self._is_over = False
         self.plugin.connection = PluginConnection(self)
         self._try(self.plugin.opened)
 
@@ -43,7 +48,8 @@ class PluginSession(Session):
     def _try(self, action: Callable[..., Any], *arguments: Any) -> Any:
         """Call a plug-in; what it raises beside a refusal ends the connection."""
         try:
-            return action(*arguments)
+            with containing():
+                return action(*arguments)
         except RefusedError:
             raise
         except Exception as error:  # noqa: BLE001 - a plug-in's, whatever it is
@@ -162,7 +168,8 @@ class PluginSession(Session):
             return
         self._is_over = True
         try:
-            self.plugin.closed(reason)
+            with containing():
+                self.plugin.closed(reason)
         except RefusedError as error:
             self.node.vitals.count_refused(error.code)
         except Exception as error:  # noqa: BLE001 - a plug-in's, whatever it is
@@ -215,9 +222,15 @@ class PluginConnection:
         self._session.send(message)
 
     def write(self, data: bytes) -> None:
-        """Send bytes."""
-        if not self._session.closed:
-            self._session.write(bytes(data))
+        """Send bytes; a plug-in that writes without end fails."""
+        session = self._session
+        if session.closed:
+            return
+        # The rules for slow clients come when the plug-in has returned, and it may never do so.
+        most = session.node.flow.limit + session.node.limits.message
+        if session.outgoing > most:
+            raise RuntimeError(f"more than {most} bytes wait (flow.outbox, limits.message)")
+        session.write(bytes(data))
 
     def after_durable(self, action: Callable[[], object]) -> None:
         """Run an action once all that was published so far is durable."""
