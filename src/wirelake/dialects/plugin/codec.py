@@ -56,15 +56,12 @@ def containing() -> Iterator[None]:
 
 def contained(frames: Iterable[Any]) -> Iterator[Any]:
     """Yield what a plug-in yields, see `containing`."""
-    with containing():
-        found = iter(frames)
-    while True:
-        with containing():
-            try:
-                one = next(found)
-            except StopIteration:
-                return
-        yield one
+    try:  # once, and not for each of them
+        yield from frames
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise PluginExitError(f"{type(error).__name__}: {error}") from error
 
 
 class PluginScanner(Scanner):
@@ -170,12 +167,15 @@ class PluginEncoder(Encoder):
 
     def encode(self, table: FrameTable, rows: Sequence[int] | None = None) -> memoryview:
         """Return the rows as frames; a row that the plug-in cannot say is left out and counted."""
+        with containing():
+            return self._encode(table, range(table.count) if rows is None else rows)
+
+    def _encode(self, table: FrameTable, rows: Sequence[int]) -> memoryview:
         frames: list[bytes] = []
         starts: list[int] = []
         at = 0
-        for row in range(table.count) if rows is None else rows:
-            with containing():
-                frame: Any = self._plugin.encode(table.message(row), self.client)
+        for row in rows:
+            frame: Any = self._plugin.encode(table.message(row), self.client)
             if not isinstance(frame, bytes):
                 raise TypeError(f"encode gave {type(frame).__name__}, not bytes")
             if not frame:
