@@ -67,8 +67,8 @@ BROKER = [
     # clients: how fast they read, who they are
     "guesses", "flow", "capture", "clients",
     # what they do
-    "topics", "router", "services", "consumers", "bodies", "queue", "queues", "store", "streams",
-    "trace",
+    "topics", "router", "services", "consumers", "bodies", "proof", "queue",
+    "queues", "store", "streams", "trace",
     # the whole
     "node", "inventory",
     # how they speak

@@ -54,11 +54,11 @@ def rows_of(engine: Engine) -> dict[str, list[Row]]:
 
 
 def state_of(engine: Engine) -> dict[str, Any]:
-    """Queues with their messages, and keys."""
+    """Queues with their messages and the ids they remember, however long, and keys."""
     queues = {}
     for settings in engine.queues():
         stored = engine.stored(settings.name)
-        ids = sorted(engine.remembered_ids(settings.name))
+        ids = sorted(name for name, _ in engine.remembered_ids(settings.name))
         queues[settings.name] = settings, ids, stored
     keys = {entry.key: entry for _, entry in engine.entries() if not entry.key.startswith("$")}
     return {"queues": queues, "keys": keys}

@@ -153,6 +153,7 @@ def test_the_tree_of_addresses_is_walked_with_arrows(filled: House, user: Visito
     keyboard.press("ArrowLeft")  # it may be open: there are few addresses
     expect(tree.get_by_role("button", name="attic", exact=True)).to_have_count(0)
     keyboard.press("ArrowRight")
+    expect(tree.get_by_role("button", name="attic", exact=True)).to_be_visible()
     keyboard.press("ArrowDown")
     expect(tree.get_by_role("button", name="attic", exact=True)).to_be_focused()
     keyboard.press("ArrowLeft")

@@ -16,8 +16,8 @@ from tests.console.visitor import Visitor
 from tests.http.house import House
 from wirelake.chat.past import Past
 from wirelake.chat.room import Kind, Note, clean
+from wirelake.config import Settings, WebSettings
 from wirelake.dialects import DIALECTS
-from wirelake.http import console as endpoints
 from wirelake.http import search
 
 HOSTILE = (
@@ -520,7 +520,7 @@ def test_history_goes_on_where_a_search_took_too_long(
     for body in said:
         publish(house, ("lobby", body), ("other", b"x"))
     monkeypatch.setattr(search, "WINDOW", 4)
-    monkeypatch.setattr(endpoints, "BUDGET", 0.0)
+    house.http.configure(Settings(web=WebSettings(search_time=1e-9)))
     assert len(house.get("/v1/rows?filter=lobby").json["rows"]) < 5
     visitor.open("chat")
     for n in range(5):

@@ -292,12 +292,17 @@ class Session(Endpoint):
                 raise RefusedError("bad_request", message.parameters.fault)
             self.perform(message, now)
         except RefusedError as error:
-            self.node.vitals.count_refused(error.code)
-            refusal = error
-            if refusal.waits:
-                self.answer(lambda: self.refuse(message, refusal), kept=True)
-            else:
-                self.refuse(message, refusal)
+            # In a method of its own: a variable for the error here would be a cycle with its
+            # traceback, and keep the message until the garbage is collected.
+            self._decline(message, error)
+
+    def _decline(self, message: Message, error: RefusedError) -> None:
+        """Count a refusal, and tell the client once what it says is certain."""
+        self.node.vitals.count_refused(error.code)
+        if error.waits:
+            self.answer(lambda: self.refuse(message, error), kept=True)
+        else:
+            self.refuse(message, error)
 
     def perform(self, message: Message, now: float) -> None:
         """Do what a message asks for, or raise RefusedError."""
